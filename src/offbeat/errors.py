@@ -1,0 +1,43 @@
+"""The exceptions users see. Each message says what is wrong and what would put it right."""
+
+from __future__ import annotations
+
+
+class OffbeatError(Exception):
+    """Base of everything offbeat raises on purpose."""
+
+
+class ConfigError(OffbeatError):
+    """A configuration that cannot run; the message names the key and the fix."""
+
+
+class EnvError(OffbeatError):
+    """An environment that does not keep its contract."""
+
+
+class CollectError(OffbeatError):
+    """A collector raised; the message carries its own traceback."""
+
+
+class TrainError(OffbeatError):
+    """The learner raised, or produced a non-finite loss."""
+
+
+class EvalError(OffbeatError):
+    """The evaluator raised; the message carries its own traceback."""
+
+
+class StallError(OffbeatError):
+    """Nothing moved before a deadline; the message says who waited for whom and since when."""
+
+
+class CheckpointError(OffbeatError):
+    """A checkpoint that is missing, torn or made by something else."""
+
+
+class ReplayError(OffbeatError):
+    """A recorded schedule that cannot be repeated."""
+
+
+class PromiseBroken(OffbeatError):
+    """One of the run's invariants (staleness bound, conservation) does not hold: always a bug of ours."""

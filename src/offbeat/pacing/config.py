@@ -1,0 +1,86 @@
+"""What the coordinator has to know, as plain numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from offbeat.errors import ConfigError
+
+AUTO = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PaceConfig:
+    """The dial and its neighbours. Times in seconds, intervals in rounds, sizes in segments.
+
+    ``mode`` "stream": each segment is trained once. "replay": segments go into the learner's replay and
+    a round samples; then ``replay_ratio`` bounds rounds per segment (None: as fast as it can).
+    """
+
+    rounds: int
+    segments_per_round: int
+    num_lanes: int = 1
+    off_policy_degree: int = 0
+    auto_max: int = 8
+    max_staleness: int | None = None
+    mode: Literal["stream", "replay"] = "stream"
+    replay_ratio: float | None = None
+    min_segments: int = 0
+    max_outstanding: int | None = None
+    publish_interval: int = 1
+    eval_interval: int | None = None
+    eval_at_end: bool = False
+    async_eval: bool = False
+    checkpoint_interval: int | None = None
+    checkpoint_interval_s: float | None = None
+    checkpoint_at_end: bool = False
+    issue_interval_s: float = 0.0
+    max_publish_retries: int = 3
+    publish_retry_delay_s: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "segments_per_round", "num_lanes", "publish_interval"):
+            if getattr(self, name) < (0 if name == "rounds" else 1):
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        self.check_degree(self.off_policy_degree)
+        if self.max_outstanding is not None and self.max_outstanding < self.segments_per_round:
+            raise ConfigError(
+                f"max_queue_size {self.max_outstanding} is below the {self.segments_per_round} segments "
+                "of a round, so no round could ever start: raise max_queue_size or lower segments_per_round"
+            )
+        most = (self.smallest_degree + 1) * self.segments_per_round
+        if self.mode == "stream" and self.min_segments > min(most, self.max_outstanding or most):
+            raise ConfigError(
+                f"min_batch_count {self.min_segments} can never be met: at off_policy_degree "
+                f"{self.smallest_degree} at most {most} segments wait for training; lower it"
+            )
+
+    @property
+    def smallest_degree(self) -> int:
+        """The least k this run may use."""
+        return 0 if self.off_policy_degree == AUTO else self.off_policy_degree
+
+    def check_degree(self, degree: int) -> None:
+        """Refuse a dial setting that this run cannot keep, naming the fix."""
+        if degree < AUTO:
+            raise ConfigError(f"off_policy_degree must be -1 (auto), 0 (synchronous) or more, not {degree}")
+        least = 0 if degree == AUTO else degree
+        if self.mode == "stream" and self.publish_interval > least + 1:
+            raise ConfigError(
+                f"weight_sync_interval {self.publish_interval} needs off_policy_degree >= "
+                f"{self.publish_interval - 1}, not {degree}: weights must be published at least every k + 1 "
+                f"rounds. Set weight_sync_interval to at most {least + 1}, or raise off_policy_degree"
+            )
+        most = self.auto_max if degree == AUTO else degree
+        if self.max_staleness is not None and most > self.max_staleness:
+            name = "auto_max" if degree == AUTO else "off_policy_degree"
+            raise ConfigError(f"{name} {most} is above max_staleness_allowed {self.max_staleness}: lower it")
+
+    def replay_limit(self, rounds_done: int, degree: int) -> int:
+        """Segments that may have been issued once ``rounds_done`` rounds are trained (replay mode)."""
+        target = min(rounds_done + degree + 1, self.rounds)
+        by_ratio = math.ceil(target / self.replay_ratio) if self.replay_ratio else 0
+        return max(self.min_segments, target * self.segments_per_round, by_ratio)

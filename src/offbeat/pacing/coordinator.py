@@ -1,0 +1,442 @@
+"""The coordinator: events in, actions out, no I/O, no clock, no threads.
+
+Every runtime and the simulator drive this one object. The staleness bound rests on one invariant, "the
+deadlines of outstanding segments are feasible from the next round" (see `deadlines`): issuing and
+training check it, arrivals do not change it, a loss relaxes it, and publishing or turning the dial only
+touches tickets issued later.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from offbeat.errors import PromiseBroken
+from offbeat.pacing.auto import AutoConfig, AutoDial
+from offbeat.pacing.config import AUTO, PaceConfig
+from offbeat.pacing.deadlines import count_deadlines, feasible
+from offbeat.pacing.ledger import LOST, READY, RUNNING, Counts, Ledger
+from offbeat.pacing.messages import (
+    Action,
+    Checkpoint,
+    Clock,
+    DialTurned,
+    EvalDone,
+    Evaluate,
+    Event,
+    Finish,
+    Issue,
+    LaneLost,
+    LaneReady,
+    Publish,
+    Published,
+    PublishFailed,
+    RoundTrained,
+    SegmentArrived,
+    SegmentDropped,
+    StopRequested,
+    Train,
+)
+from offbeat.seeding import derive_seed
+from offbeat.types import Ticket
+
+Feasible = Callable[[Counter[int], int, int], bool]
+
+
+@dataclass(slots=True)
+class _Publishing:
+    """Where publishing stands: what collectors have, what is under way, how often it failed in a row."""
+
+    published: int = -1
+    under_way: int | None = None
+    failures: int = 0
+    retry_at_s: float | None = None
+    count: int = 0
+
+
+@dataclass(slots=True)
+class _Evaluating:
+    """Where evaluation stands. ``due`` is the newest version that asked for one and did not get it yet."""
+
+    running: int | None = None
+    due: bool = False
+    skipped: int = 0
+
+
+class Coordinator:
+    """Decides what may happen next. Feed events to `handle`, carry out the actions it returns, in order."""
+
+    def __init__(self, config: PaceConfig, rule: Feasible = feasible) -> None:
+        self.config = config
+        self.version = 0
+        self.ledger = Ledger()
+        self._rule = rule
+        self._auto: AutoDial | None = None
+        self._degree = 0
+        self._turn(config.off_policy_degree)
+        self._training: tuple[int, ...] | None = None
+        self._versions: dict[int, int] = {}  # ticket -> oldest version that really produced its segment
+        self._up: set[int] = set()
+        self._publishing = _Publishing()
+        self._evaluating = _Evaluating()
+        self._checkpointed = 0
+        self._checkpointed_at_s: float | None = None
+        self._issued_at_s: float | None = None
+        self._stop_reason: str | None = None
+        self._failed = False
+        self._finished = False
+
+    # ------------------------------------------------------------ what others may look at
+
+    @property
+    def degree(self) -> int:
+        """k now in force."""
+        return self._degree
+
+    @property
+    def published(self) -> int:
+        """Newest version collectors can get; -1 before the first publish."""
+        return self._publishing.published
+
+    @property
+    def publish_count(self) -> int:
+        """Publishes that worked."""
+        return self._publishing.count
+
+    @property
+    def eval_skipped(self) -> int:
+        """Evaluations that a slow evaluator passed over."""
+        return self._evaluating.skipped
+
+    @property
+    def finished(self) -> bool:
+        """Whether `Finish` was given out."""
+        return self._finished
+
+    @property
+    def next_round(self) -> int:
+        """The first round that is not yet being trained."""
+        return self.version + (self._training is not None)
+
+    def counts(self) -> Counts:
+        """Tickets by fate."""
+        return self.ledger.counts()
+
+    def lag(self) -> float:
+        """Outstanding segments, in rounds."""
+        return sum(1 for _ in self.ledger.outstanding()) / self.config.segments_per_round
+
+    def waiting_for(self) -> str:
+        """Who waits for whom, in words: for the report of a stall."""
+        if self._training is not None:
+            return f"round {self.version} is being trained by the learner"
+        if self._blocked_by_eval():
+            return f"training waits for the evaluation of version {self._evaluating.running}"
+        if self._publishing.under_way is not None:
+            return f"collectors wait for version {self._publishing.under_way} to be published"
+        counts = self.counts()
+        running = self.ledger.with_status(RUNNING) + self.ledger.with_status(LOST)
+        if running:
+            names = ", ".join(f"ticket {t.number} on collector {t.lane}" for t in running[:8])
+            return f"round {self.version} waits for segments ({counts.ready} ready), still out: {names}"
+        down = sorted(set(range(self.config.num_lanes)) - self._up)
+        return f"round {self.version} waits for collectors {down} to start"
+
+    def wake_at_s(self, now_s: float) -> float | None:
+        """When, after ``now_s``, a `Clock` event is wanted although nothing else happened."""
+        times = []
+        if self._publishing.retry_at_s is not None and self._training is None:
+            times.append(self._publishing.retry_at_s)
+        if self.config.issue_interval_s and self._issued_at_s is not None:
+            times.append(self._issued_at_s + self.config.issue_interval_s)
+        return min((time for time in times if time > now_s), default=None)
+
+    # ------------------------------------------------------------ events
+
+    def handle(self, event: Event, now_s: float) -> list[Action]:
+        """Take in one event; return what is to be done, in this order."""
+        if self._checkpointed_at_s is None:
+            self._checkpointed_at_s = now_s
+        actions: list[Action] = []
+        match event:
+            case LaneReady(lane):
+                self._up.add(lane)
+            case LaneLost(lane):
+                self._lane_lost(lane)
+            case SegmentArrived(number, version):
+                self.ledger.arrive(number)
+                self._versions[number] = version
+            case SegmentDropped(number):
+                self.ledger.drop(number)
+                del self._versions[number]
+            case RoundTrained():
+                self._round_trained(event, now_s, actions)
+            case Published(version):
+                self._publishing = replace(self._publishing, published=version, under_way=None, failures=0)
+                self._publishing.count += 1
+            case PublishFailed(_, reason):
+                self._publish_failed(reason, now_s)
+            case EvalDone(version):
+                if self._evaluating.running == version:
+                    self._evaluating.running = None
+            case DialTurned(degree):
+                self._turn(degree)
+            case StopRequested(reason):
+                self._stop_reason = self._stop_reason or reason
+            case Clock():
+                pass
+        self._decide(now_s, actions)
+        return actions
+
+    def start(self, now_s: float) -> list[Action]:
+        """Begin, or go on after `load_state_dict`: publish what the learner has."""
+        self._checkpointed_at_s = now_s
+        if self.version >= self.config.rounds:
+            return self.handle(Clock(), now_s)
+        self._publishing.under_way = self.version
+        return [Publish(self.version)]
+
+    def _lane_lost(self, lane: int) -> None:
+        self._up.discard(lane)
+        for ticket in self.ledger.with_status(RUNNING):
+            if ticket.lane == lane:
+                self.ledger.lose(ticket.number)
+
+    def _round_trained(self, event: RoundTrained, now_s: float, actions: list[Action]) -> None:
+        if self._training is None or event.version != self.version + 1:
+            raise PromiseBroken(f"round {event.version - 1} ended, but round {self.version} was due")
+        for number in self._training:
+            self.ledger.train(number)
+            del self._versions[number]
+        self._training = None
+        self.version = event.version
+        self._check_conservation()
+        if self._auto is not None:
+            self._degree = self._auto.update(event.signals)
+        if self.version % self.config.publish_interval == 0 or self._publishing.retry_at_s is not None:
+            self._publish(actions)
+        self._checkpoint_if_due(now_s, actions)
+        self._ask_for_eval(actions)
+
+    def _check_conservation(self) -> None:
+        counts = self.ledger.check()
+        if self.config.mode == "stream" and counts.trained != self.version * self.config.segments_per_round:
+            raise PromiseBroken(f"{self.version} rounds cannot have trained {counts.trained} segments")
+
+    def _turn(self, degree: int) -> None:
+        self.config.check_degree(degree)
+        if degree == AUTO:
+            self._auto = AutoDial(AutoConfig(maximum=self.config.auto_max), degree=self._degree)
+            self._degree = self._auto.degree
+        else:
+            self._auto, self._degree = None, degree
+
+    # ------------------------------------------------------------ publishing, checkpoints, evaluation
+
+    def _publish(self, actions: list[Action]) -> None:
+        self._publishing.under_way = self.version
+        self._publishing.retry_at_s = None
+        actions.append(Publish(self.version))
+
+    def _publish_failed(self, reason: str, now_s: float) -> None:
+        self._publishing.under_way = None
+        self._publishing.failures += 1
+        if self._publishing.failures > self.config.max_publish_retries:
+            self._failed = True
+            self._stop_reason = f"publishing weights failed {self._publishing.failures} times: {reason}"
+        self._publishing.retry_at_s = now_s + self.config.publish_retry_delay_s
+
+    def _retry_publish(self, now_s: float, actions: list[Action]) -> None:
+        retry_at_s = self._publishing.retry_at_s
+        if retry_at_s is not None and now_s >= retry_at_s and self._training is None:
+            self._publish(actions)
+
+    def _checkpoint_if_due(self, now_s: float, actions: list[Action]) -> None:
+        every, every_s = self.config.checkpoint_interval, self.config.checkpoint_interval_s
+        by_rounds = every is not None and self.version % every == 0
+        by_time = every_s is not None and now_s - (self._checkpointed_at_s or now_s) >= every_s
+        if by_rounds or by_time:
+            self._checkpoint(now_s, actions)
+
+    def _checkpoint(self, now_s: float, actions: list[Action]) -> None:
+        self._checkpointed, self._checkpointed_at_s = self.version, now_s
+        actions.append(Checkpoint(self.version))
+
+    def _ask_for_eval(self, actions: list[Action]) -> None:
+        every, last = self.config.eval_interval, self.version == self.config.rounds
+        if (every is not None and self.version % every == 0) or (last and self.config.eval_at_end):
+            self._evaluating.skipped += self._evaluating.due
+            self._evaluating.due = True
+        if self._evaluating.due and self._evaluating.running is None:
+            self._evaluate(actions)
+
+    def _evaluate(self, actions: list[Action]) -> None:
+        self._evaluating.due, self._evaluating.running = False, self.version
+        actions.append(Evaluate(self.version, blocking=not self.config.async_eval))
+
+    def _blocked_by_eval(self) -> bool:
+        return self._evaluating.running is not None and not self.config.async_eval
+
+    # ------------------------------------------------------------ decisions
+
+    def _decide(self, now_s: float, actions: list[Action]) -> None:
+        if self._finished:
+            return
+        if self._stop_reason is not None or self.version >= self.config.rounds:
+            self._wind_up(now_s, actions)
+            return
+        self._retry_publish(now_s, actions)
+        if self._blocked_by_eval() or self._publishing.published < 0:
+            return
+        self._reissue_lost(actions)
+        self._train_if_allowed(actions)
+        self._issue_what_is_allowed(now_s, actions)
+
+    def _wind_up(self, now_s: float, actions: list[Action]) -> None:
+        if self._training is not None:
+            return
+        if self._checkpointed != self.version and self.config.checkpoint_at_end:
+            self._checkpoint(now_s, actions)
+        if self._stop_reason is None and self._evaluating.due and self._evaluating.running is None:
+            self._evaluate(actions)
+        if self._evaluating.running is not None and self._stop_reason is None:
+            return
+        self._finished = True
+        actions.append(Finish(self._stop_reason or "all rounds trained", self._failed))
+
+    def _reissue_lost(self, actions: list[Action]) -> None:
+        """Issue lost tickets again on their replaced lane, with newer weights and the old deadline."""
+        for ticket in self.ledger.with_status(LOST):
+            if ticket.lane in self._up:
+                version = max(ticket.version, self._publishing.published)
+                again = replace(ticket, version=version, attempt=ticket.attempt + 1)
+                self.ledger.issue(again)
+                actions.append(Issue(again))
+
+    def _waiting_deadlines(self, without: tuple[int, ...] = ()) -> Counter[int]:
+        excluded = set(without) | set(self._training or ())
+        return count_deadlines(t.deadline for t in self.ledger.outstanding() if t.number not in excluded)
+
+    def _train_if_allowed(self, actions: list[Action]) -> None:
+        if self._training is not None:
+            return
+        chosen = self._choose_stream() if self.config.mode == "stream" else self._choose_replay()
+        if chosen is None:
+            return
+        self._assert_bound(chosen)
+        self._training = chosen
+        actions.append(Train(self.version, chosen, self._degree))
+
+    def _choose_stream(self) -> tuple[int, ...] | None:
+        size = self.config.segments_per_round
+        ready = self.ledger.with_status(READY)
+        if len(ready) < (max(size, self.config.min_segments) if self.version == 0 else size):
+            return None
+        earliest = sorted(ready, key=lambda t: (t.deadline, t.number))[:size]
+        chosen = tuple(sorted(t.number for t in earliest))
+        rest = self._waiting_deadlines(without=chosen)
+        return chosen if self._rule(rest, self.version + 1, size) else None
+
+    def _choose_replay(self) -> tuple[int, ...] | None:
+        counts, ratio = self.counts(), self.config.replay_ratio
+        arrived = counts.ready + counts.trained
+        if arrived < max(1, self.config.min_segments):
+            return None
+        if ratio is not None and self.version + 1 > ratio * arrived + 1e-9:
+            return None
+        if self._degree == 0 and arrived < self.config.replay_limit(self.version, 0):
+            return None
+        return tuple(t.number for t in self.ledger.with_status(READY))
+
+    def _assert_bound(self, chosen: tuple[int, ...]) -> None:
+        """The bound, checked where it matters: on what is about to be trained."""
+        if self.config.mode == "replay":
+            return
+        for number in chosen:
+            ticket = self.ledger.ticket(number)
+            born_degree = ticket.deadline - ticket.version
+            if self.version - self._versions[number] > max(born_degree, 0) or ticket.deadline < self.version:
+                raise PromiseBroken(
+                    f"round {self.version} would train ticket {number} of version {self._versions[number]} "
+                    f"with deadline {ticket.deadline}"
+                )
+
+    def _issue_what_is_allowed(self, now_s: float, actions: list[Action]) -> None:
+        while self._may_issue(now_s):
+            lane = self._free_lane()
+            if lane is None:
+                return
+            number = len(self.ledger)
+            ticket = Ticket(
+                number=number,
+                lane=lane,
+                version=self._publishing.published,
+                deadline=self._publishing.published + self._degree,
+                seed=derive_seed(self.config.seed, "collect", number),
+            )
+            self.ledger.issue(ticket)
+            self._issued_at_s = now_s
+            actions.append(Issue(ticket))
+
+    def _may_issue(self, now_s: float) -> bool:
+        config = self.config
+        if self._issued_at_s is not None and now_s < self._issued_at_s + config.issue_interval_s:
+            return False
+        outstanding = sum(1 for _ in self.ledger.outstanding()) - len(self._training or ())
+        if config.max_outstanding is not None and outstanding >= config.max_outstanding:
+            return False
+        if config.mode == "replay":
+            return len(self.ledger) < config.replay_limit(self.version, self._degree)
+        left = config.rounds * config.segments_per_round - len(self.ledger) + self.counts().dropped
+        if left <= 0:
+            return False
+        deadlines = self._waiting_deadlines()
+        deadlines[self._publishing.published + self._degree] += 1
+        return self._rule(deadlines, self.next_round, config.segments_per_round)
+
+    def _free_lane(self) -> int | None:
+        """The lane of the next ticket, None while it has to wait for one.
+
+        At k = 0 ticket n belongs to lane n mod N, whoever is free: that makes the order of experience, and
+        so the weights, independent of timing. Above 0 the free lane with the oldest work gets it, so a
+        slow collector holds nobody up.
+        """
+        if self._degree == 0:
+            lane = len(self.ledger) % self.config.num_lanes
+            return lane if lane in self._up else None
+        busy = {t.lane for t in self.ledger.with_status(RUNNING)}
+        free = sorted(self._up - busy)
+        if not free:
+            return None
+        after = [lane for lane in free if lane >= len(self.ledger) % self.config.num_lanes]
+        return after[0] if after else free[0]
+
+    # ------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the clock: tickets, versions, dial. Taken while no round is being trained."""
+        return {
+            "version": self.version,
+            "degree": self._degree,
+            "auto": None if self._auto is None else self._auto.state_dict(),
+            "ledger": self.ledger.state_dict(),
+            "versions": sorted(self._versions.items()),
+            "skipped": self._evaluating.skipped,
+            "publish_count": self._publishing.count,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state: tickets that were running are lost until their lanes are up again."""
+        self.version = self._checkpointed = state["version"]
+        self.ledger.load_state_dict(state["ledger"])
+        for ticket in self.ledger.with_status(RUNNING):
+            self.ledger.lose(ticket.number)
+        self._versions = dict(state["versions"])
+        self._evaluating.skipped = state["skipped"]
+        self._publishing.count = state["publish_count"]
+        if self._auto is not None and state["auto"] is not None:
+            self._auto.load_state_dict(state["auto"])
+            self._degree = self._auto.degree
+        self._check_conservation()

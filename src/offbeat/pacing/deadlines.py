@@ -1,0 +1,30 @@
+"""The deadline rule: when a set of outstanding segments can still be trained in time.
+
+A segment collected with published version w has the deadline w + k: the last round that may train it.
+A round takes S segments. Everything the staleness bound rests on is in `feasible`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+
+def count_deadlines(deadlines: Iterable[int]) -> Counter[int]:
+    """How many segments share each deadline."""
+    return Counter(deadlines)
+
+
+def feasible(deadlines: Mapping[int, int], next_round: int, segments_per_round: int) -> bool:
+    """Tell whether rounds ``next_round``, ``next_round + 1``, … of S segments can meet all deadlines.
+
+    ``deadlines`` maps a deadline to the number of segments that have it. Taking segments in order of
+    deadline, the i-th is trained in round r + i div S, so the condition r + i div S <= D[i] for all i is,
+    for each deadline d, (segments due by d) <= S (d - r + 1): there are d - r + 1 rounds left up to d.
+    """
+    due = 0
+    for deadline in sorted(deadlines):
+        due += deadlines[deadline]
+        if due and due > segments_per_round * (deadline - next_round + 1):
+            return False
+    return True

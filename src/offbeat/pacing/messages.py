@@ -1,0 +1,170 @@
+"""Events that go into the coordinator and actions that come out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from offbeat.types import Ticket
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class LaneReady:
+    """A collector is up (first start or replacement) and can take tickets."""
+
+    lane: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneLost:
+    """A collector died or was killed; its running tickets wait for a replacement."""
+
+    lane: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentArrived:
+    """A ticket's segment is in the store. ``version`` is the oldest version that really produced it."""
+
+    ticket: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentDropped:
+    """A named policy threw away a segment that had arrived."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What a round measured: times in seconds, idle shares in [0, 1], and what staleness cost.
+
+    ``collect_s`` is the time the collectors together needed for a round's segments;
+    ``ess``, ``behaviour_kl`` are None where the algorithm does not report them.
+    """
+
+    round_s: float = 0.0
+    collect_s: float = 0.0
+    train_s: float = 0.0
+    collect_idle: float = 0.0
+    train_idle: float = 0.0
+    ess: float | None = None
+    behaviour_kl: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrained:
+    """The learner finished the round it was given; ``version`` is the new version."""
+
+    version: int
+    signals: Signals = field(default_factory=Signals)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Collectors can now get ``version``."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublishFailed:
+    """Publishing ``version`` did not work; it is tried again after a delay."""
+
+    version: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalDone:
+    """The evaluation of ``version`` ended, well or badly."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class DialTurned:
+    """Somebody turned ``off_policy_degree`` (-1: hand it to the tuner)."""
+
+    off_policy_degree: int
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Time has passed; ``now_s`` comes with every event."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """Finish cleanly: no new ticket, no new round."""
+
+    reason: str
+
+
+Event = (
+    LaneReady
+    | LaneLost
+    | SegmentArrived
+    | SegmentDropped
+    | RoundTrained
+    | Published
+    | PublishFailed
+    | EvalDone
+    | DialTurned
+    | Clock
+    | StopRequested
+)
+
+# ---------------------------------------------------------------- actions
+
+
+@dataclass(frozen=True, slots=True)
+class Issue:
+    """Collect this ticket on its lane."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Train round ``version`` on these tickets' segments, in this order."""
+
+    version: int
+    tickets: tuple[int, ...]
+    off_policy_degree: int
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Make ``version`` available to collectors."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Evaluate a frozen snapshot of ``version``; training waits for it when ``blocking``."""
+
+    version: int
+    blocking: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Save the run as it stands at ``version``; the learner is idle."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The run is over; ``failed`` when it could not go on."""
+
+    reason: str
+    failed: bool = False
+
+
+Action = Issue | Train | Publish | Evaluate | Checkpoint | Finish

@@ -1,0 +1,114 @@
+"""The contracts between offbeat and what it runs. Anything with these methods fits; nothing is inherited.
+
+Randomness comes in as a seed (``ticket.seed``, or the ``seed`` argument), never from globals: that is
+what makes runs repeatable. ``state_dict`` returns a tree of plain values and numpy arrays, so that a
+checkpoint can hold it without pickle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+from offbeat.types import Array, ArraySpec, Batch, Metrics, Segment, StateTree, Ticket
+
+
+@runtime_checkable
+class Collector(Protocol):
+    """Turns a ticket and weights into a segment. Lives in a worker, keeps its environments between tickets."""
+
+    def collect(self, ticket: Ticket, weights: Any) -> Segment:
+        """Collect one segment with the given weights, drawing randomness from ``ticket.seed`` only."""
+        ...
+
+    def state_dict(self) -> StateTree | None:
+        """Everything that the next segment depends on; None when the environments cannot give it."""
+        ...
+
+    def load_state_dict(self, state: StateTree) -> None:
+        """Go on from a state taken after some segment."""
+        ...
+
+
+@runtime_checkable
+class InPlaceCollector(Protocol):
+    """A collector that writes its arrays where it is told: straight into shared memory."""
+
+    def segment_spec(self) -> dict[str, ArraySpec]:
+        """Names, shapes and dtypes of the arrays in a segment's data."""
+        ...
+
+    def collect_into(self, ticket: Ticket, weights: Any, out: Mapping[str, Array]) -> Segment:
+        """As ``collect``, filling ``out``; the segment's ``data`` is ``out``."""
+        ...
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """Owns the parameters. One call of ``train`` is one round and makes one new version."""
+
+    def train(self, batch: Batch) -> Metrics:
+        """Train on the batch's segments, in order; return metrics named ``learn/...``."""
+        ...
+
+    def weights(self) -> Any:
+        """What collectors need to act, as a snapshot: a dict of numpy arrays, or any picklable object."""
+        ...
+
+    def state_dict(self) -> StateTree:
+        """Parameters, optimizer, normalizers: everything the next round depends on."""
+        ...
+
+    def load_state_dict(self, state: StateTree) -> None:
+        """Go on from a saved state."""
+        ...
+
+
+@runtime_checkable
+class Evaluator(Protocol):
+    """Judges frozen weights. Never touches training state."""
+
+    def evaluate(self, weights: Any, seed: int) -> Metrics:
+        """Return metrics named ``eval/...``; ``eval/return_mean`` decides which checkpoint is best."""
+        ...
+
+
+class Store(Protocol):
+    """Where segments wait between collectors and learner."""
+
+    def add(self, segment: Segment) -> None:
+        """Take a segment that has arrived."""
+        ...
+
+    def ready(self) -> Sequence[int]:
+        """Numbers of the tickets whose segments are here."""
+        ...
+
+    def next(self, tickets: Sequence[int]) -> tuple[Segment, ...]:
+        """Hand these segments over, in this order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """What a worker's role is told when it is made. ``seed`` differs by lane and incarnation."""
+
+    lane: int
+    num_lanes: int
+    seed: int
+    incarnation: int = 0
+
+
+RoleT = TypeVar("RoleT")
+
+
+@dataclass(frozen=True, slots=True)
+class PerWorker(Generic[RoleT]):
+    """A role that each worker makes for itself, so that environments are born where they live.
+
+    Example: ``Pipeline(collect=PerWorker(make_collector), ...)`` with
+    ``def make_collector(context: WorkerContext) -> Collector``.
+    """
+
+    make: Callable[[WorkerContext], RoleT]

@@ -1,0 +1,103 @@
+"""The messages that travel between roles: frozen, slotted, small."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Metrics = dict[str, float]
+"""Metric names (``family/name``) to values of one round."""
+StateTree = Any
+"""Nested dicts, lists and tuples of numbers, strings, None and numpy arrays: what a checkpoint can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Permission to collect one segment with a named published version.
+
+    Example: ``Ticket(number=7, lane=1, version=3, deadline=4, seed=812, attempt=0)`` is the eighth
+    ticket of the run; collector 1 collects it with version 3 and round 4 is the last that may train it.
+    """
+
+    number: int
+    lane: int
+    version: int
+    deadline: int
+    seed: int
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Episodes:
+    """Episodes that ended inside a segment, in the order in which they ended.
+
+    Example: ``Episodes(returns=(21.0, 9.0), lengths=(21, 9))``.
+    """
+
+    returns: tuple[float, ...] = ()
+    lengths: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What one ticket yields.
+
+    ``data`` is a mapping of arrays for offbeat's own algorithms and any object for a user's function.
+    ``versions`` holds the version behind each step or token (one entry when all are the same);
+    staleness counts from the oldest. ``units`` counts what is in it, by named unit.
+    Arrays in ``data`` may be views of shared memory that is reused once the segment was trained:
+    copy what must live longer.
+
+    Example: ``Segment(ticket, {"obs": obs}, np.array([3]), {"env_steps": 2048})``.
+    """
+
+    ticket: Ticket
+    data: Any
+    versions: NDArray[np.int64]
+    units: Mapping[str, int] = field(default_factory=dict)
+    episodes: Episodes = field(default_factory=Episodes)
+    collect_s: float = 0.0
+    partial: bool = False
+
+    @property
+    def oldest_version(self) -> int:
+        """The version that staleness counts from."""
+        return int(self.versions.min())
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one round trains: its segments in training order.
+
+    ``version`` is the learner's version before the round; ``off_policy_degree`` the dial in force.
+    """
+
+    version: int
+    segments: tuple[Segment, ...]
+    off_policy_degree: int
+
+    def staleness(self) -> tuple[int, ...]:
+        """Age of each segment in versions."""
+        return tuple(self.version - segment.oldest_version for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """Shape and dtype of one array of a segment. Example: ``ArraySpec((33, 64, 4), "float32")``."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the array."""
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+    def empty(self) -> Array:
+        """Allocate such an array."""
+        return np.empty(self.shape, np.dtype(self.dtype))
