@@ -16,7 +16,7 @@ from offbeat.types import Array, ArraySpec, Batch, Metrics, Segment, StateTree, 
 
 @runtime_checkable
 class Collector(Protocol):
-    """Turns a ticket and weights into a segment. Lives in a worker, keeps its environments between tickets."""
+    """Turns a ticket and weights into a segment. Lives in a worker; its environments outlive the ticket."""
 
     def collect(self, ticket: Ticket, weights: Any) -> Segment:
         """Collect one segment with the given weights, drawing randomness from ``ticket.seed`` only."""

@@ -42,14 +42,13 @@ class PaceConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "segments_per_round", "num_lanes", "publish_interval"):
-            if getattr(self, name) < (0 if name == "rounds" else 1):
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        self._check_ranges()
         self.check_degree(self.off_policy_degree)
-        if self.max_outstanding is not None and self.max_outstanding < self.segments_per_round:
+        if self.max_outstanding is not None and self.max_outstanding < self._needed_at_once:
             raise ConfigError(
-                f"max_queue_size {self.max_outstanding} is below the {self.segments_per_round} segments "
-                "of a round, so no round could ever start: raise max_queue_size or lower segments_per_round"
+                f"max_queue_size {self.max_outstanding} is below the {self._needed_at_once} segments that a "
+                "round can wait for, so it could never start: raise max_queue_size, or lower "
+                f"segments_per_round{' or min_batch_count' if self.mode == 'replay' else ''}"
             )
         most = (self.smallest_degree + 1) * self.segments_per_round
         if self.mode == "stream" and self.min_segments > min(most, self.max_outstanding or most):
@@ -57,6 +56,33 @@ class PaceConfig:
                 f"min_batch_count {self.min_segments} can never be met: at off_policy_degree "
                 f"{self.smallest_degree} at most {most} segments wait for training; lower it"
             )
+
+    def _check_ranges(self) -> None:
+        positive = (
+            "segments_per_round",
+            "num_lanes",
+            "publish_interval",
+            "eval_interval",
+            "checkpoint_interval",
+        )
+        least = dict.fromkeys(positive, 1) | dict.fromkeys(("rounds", "auto_max", "max_publish_retries"), 0)
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise ConfigError(f"{name} must be at least {low}, not {value}")
+        if self.replay_ratio is not None and self.replay_ratio <= 0:
+            raise ConfigError(
+                f"replay_ratio must be above 0, not {self.replay_ratio}: it is rounds per segment; leave it "
+                "out to train as fast as the learner can"
+            )
+
+    @property
+    def _needed_at_once(self) -> int:
+        """Most segments that have to be outstanding together before a round may start."""
+        if self.mode == "stream":
+            return self.segments_per_round
+        by_ratio = math.ceil(1 / self.replay_ratio) if self.replay_ratio else 0
+        return max(self.segments_per_round, self.min_segments, by_ratio)
 
     @property
     def smallest_degree(self) -> int:

@@ -9,15 +9,15 @@ touches tickets issued later.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
 from offbeat.errors import PromiseBroken
 from offbeat.pacing.auto import AutoConfig, AutoDial
 from offbeat.pacing.config import AUTO, PaceConfig
-from offbeat.pacing.deadlines import count_deadlines, feasible
-from offbeat.pacing.ledger import LOST, READY, RUNNING, Counts, Ledger
+from offbeat.pacing.deadlines import BoundBroken, count_deadlines, feasible
+from offbeat.pacing.ledger import DROPPED, LOST, READY, RUNNING, TRAINED, Counts, Ledger
 from offbeat.pacing.messages import (
     Action,
     Checkpoint,
@@ -47,7 +47,10 @@ Feasible = Callable[[Counter[int], int, int], bool]
 
 @dataclass(slots=True)
 class _Publishing:
-    """Where publishing stands: what collectors have, what is under way, how often it failed in a row."""
+    """Where publishing stands: what collectors have, what is under way, how often it failed in a row.
+
+    ``under_way`` is the newest version on its way; a slow publisher may have older ones before it.
+    """
 
     published: int = -1
     under_way: int | None = None
@@ -111,6 +114,11 @@ class Coordinator:
         return self._evaluating.skipped
 
     @property
+    def num_lanes_up(self) -> int:
+        """Collectors that can take tickets."""
+        return len(self._up)
+
+    @property
     def finished(self) -> bool:
         """Whether `Finish` was given out."""
         return self._finished
@@ -126,7 +134,7 @@ class Coordinator:
 
     def lag(self) -> float:
         """Outstanding segments, in rounds."""
-        return sum(1 for _ in self.ledger.outstanding()) / self.config.segments_per_round
+        return self.ledger.num_outstanding / self.config.segments_per_round
 
     def waiting_for(self) -> str:
         """Who waits for whom, in words: for the report of a stall."""
@@ -146,6 +154,8 @@ class Coordinator:
 
     def wake_at_s(self, now_s: float) -> float | None:
         """When, after ``now_s``, a `Clock` event is wanted although nothing else happened."""
+        if self._finished:
+            return None
         times = []
         if self._publishing.retry_at_s is not None and self._training is None:
             times.append(self._publishing.retry_at_s)
@@ -174,10 +184,9 @@ class Coordinator:
             case RoundTrained():
                 self._round_trained(event, now_s, actions)
             case Published(version):
-                self._publishing = replace(self._publishing, published=version, under_way=None, failures=0)
-                self._publishing.count += 1
-            case PublishFailed(_, reason):
-                self._publish_failed(reason, now_s)
+                self._published(version)
+            case PublishFailed(version, reason):
+                self._publish_failed(version, reason, now_s)
             case EvalDone(version):
                 if self._evaluating.running == version:
                     self._evaluating.running = None
@@ -191,12 +200,14 @@ class Coordinator:
         return actions
 
     def start(self, now_s: float) -> list[Action]:
-        """Begin, or go on after `load_state_dict`: publish what the learner has."""
+        """Begin, or go on after `load_state_dict`: publish what the learner has, evaluate what was due."""
         self._checkpointed_at_s = now_s
         if self.version >= self.config.rounds:
             return self.handle(Clock(), now_s)
-        self._publishing.under_way = self.version
-        return [Publish(self.version)]
+        actions: list[Action] = []
+        self._publish(actions)
+        self._evaluate_if_due(actions)
+        return actions
 
     def _lane_lost(self, lane: int) -> None:
         self._up.discard(lane)
@@ -240,13 +251,23 @@ class Coordinator:
         self._publishing.retry_at_s = None
         actions.append(Publish(self.version))
 
-    def _publish_failed(self, reason: str, now_s: float) -> None:
-        self._publishing.under_way = None
-        self._publishing.failures += 1
-        if self._publishing.failures > self.config.max_publish_retries:
+    def _published(self, version: int) -> None:
+        publishing = self._publishing
+        publishing.published = max(publishing.published, version)
+        publishing.failures = 0
+        publishing.count += 1
+        if version == publishing.under_way:
+            publishing.under_way = None
+
+    def _publish_failed(self, version: int, reason: str, now_s: float) -> None:
+        publishing = self._publishing
+        publishing.failures += 1
+        if publishing.failures > self.config.max_publish_retries:
             self._failed = True
-            self._stop_reason = f"publishing weights failed {self._publishing.failures} times: {reason}"
-        self._publishing.retry_at_s = now_s + self.config.publish_retry_delay_s
+            self._stop_reason = f"publishing weights failed {publishing.failures} times: {reason}"
+        if version == publishing.under_way:
+            publishing.under_way = None
+            publishing.retry_at_s = now_s + self.config.publish_retry_delay_s
 
     def _retry_publish(self, now_s: float, actions: list[Action]) -> None:
         retry_at_s = self._publishing.retry_at_s
@@ -256,7 +277,8 @@ class Coordinator:
     def _checkpoint_if_due(self, now_s: float, actions: list[Action]) -> None:
         every, every_s = self.config.checkpoint_interval, self.config.checkpoint_interval_s
         by_rounds = every is not None and self.version % every == 0
-        by_time = every_s is not None and now_s - (self._checkpointed_at_s or now_s) >= every_s
+        since_s = now_s if self._checkpointed_at_s is None else self._checkpointed_at_s
+        by_time = every_s is not None and now_s - since_s >= every_s
         if by_rounds or by_time:
             self._checkpoint(now_s, actions)
 
@@ -269,12 +291,13 @@ class Coordinator:
         if (every is not None and self.version % every == 0) or (last and self.config.eval_at_end):
             self._evaluating.skipped += self._evaluating.due
             self._evaluating.due = True
-        if self._evaluating.due and self._evaluating.running is None:
-            self._evaluate(actions)
+        self._evaluate_if_due(actions)
 
-    def _evaluate(self, actions: list[Action]) -> None:
-        self._evaluating.due, self._evaluating.running = False, self.version
-        actions.append(Evaluate(self.version, blocking=not self.config.async_eval))
+    def _evaluate_if_due(self, actions: list[Action]) -> None:
+        """Start an evaluation that is due, unless one is running or the run is about to stop."""
+        if self._evaluating.due and self._evaluating.running is None and self._stop_reason is None:
+            self._evaluating.due, self._evaluating.running = False, self.version
+            actions.append(Evaluate(self.version, blocking=not self.config.async_eval))
 
     def _blocked_by_eval(self) -> bool:
         return self._evaluating.running is not None and not self.config.async_eval
@@ -299,8 +322,7 @@ class Coordinator:
             return
         if self._checkpointed != self.version and self.config.checkpoint_at_end:
             self._checkpoint(now_s, actions)
-        if self._stop_reason is None and self._evaluating.due and self._evaluating.running is None:
-            self._evaluate(actions)
+        self._evaluate_if_due(actions)
         if self._evaluating.running is not None and self._stop_reason is None:
             return
         self._finished = True
@@ -331,22 +353,32 @@ class Coordinator:
 
     def _choose_stream(self) -> tuple[int, ...] | None:
         size = self.config.segments_per_round
-        ready = self.ledger.with_status(READY)
-        if len(ready) < (max(size, self.config.min_segments) if self.version == 0 else size):
+        if self.ledger.num(READY) < max(size, self._first_batch()):
             return None
+        ready = self.ledger.with_status(READY)
         earliest = sorted(ready, key=lambda t: (t.deadline, t.number))[:size]
         chosen = tuple(sorted(t.number for t in earliest))
         rest = self._waiting_deadlines(without=chosen)
         return chosen if self._rule(rest, self.version + 1, size) else None
 
+    def _first_batch(self) -> int:
+        """Segments that the first round waits for: no more than the dial, which may be turned, lets come."""
+        if self.version > 0:
+            return 0
+        rounds = min(self._degree + 1, self.config.rounds)
+        return min(self.config.min_segments, rounds * self.config.segments_per_round)
+
     def _choose_replay(self) -> tuple[int, ...] | None:
-        counts, ratio = self.counts(), self.config.replay_ratio
-        arrived = counts.ready + counts.trained
+        ready, ratio = self.ledger.num(READY), self.config.replay_ratio
+        arrived = ready + self.ledger.num(TRAINED)
         if arrived < max(1, self.config.min_segments):
             return None
         if ratio is not None and self.version + 1 > ratio * arrived + 1e-9:
             return None
-        if self._degree == 0 and arrived < self.config.replay_limit(self.version, 0):
+        # A dial turned to 0 late may owe more segments than the queue holds: a full queue is enough.
+        most = self.config.max_outstanding
+        owed = self.config.replay_limit(self.version, 0) if self._degree == 0 else 0
+        if arrived < owed and (most is None or ready < most):
             return None
         return tuple(t.number for t in self.ledger.with_status(READY))
 
@@ -358,50 +390,65 @@ class Coordinator:
             ticket = self.ledger.ticket(number)
             born_degree = ticket.deadline - ticket.version
             if self.version - self._versions[number] > max(born_degree, 0) or ticket.deadline < self.version:
-                raise PromiseBroken(
+                raise BoundBroken(
                     f"round {self.version} would train ticket {number} of version {self._versions[number]} "
                     f"with deadline {ticket.deadline}"
                 )
 
     def _issue_what_is_allowed(self, now_s: float, actions: list[Action]) -> None:
-        while self._may_issue(now_s):
-            lane = self._free_lane()
-            if lane is None:
+        if not self._may_issue(now_s) or (lane := self._free_lane()) is None:
+            return
+        deadline = self._publishing.published + self._degree
+        waiting = self._waiting_deadlines()
+        while lane is not None and self._may_issue(now_s):
+            waiting[deadline] += 1
+            if not self._in_time(waiting):
                 return
-            number = len(self.ledger)
-            ticket = Ticket(
-                number=number,
-                lane=lane,
-                version=self._publishing.published,
-                deadline=self._publishing.published + self._degree,
-                seed=derive_seed(self.config.seed, "collect", number),
-            )
-            self.ledger.issue(ticket)
+            self._issue(lane, deadline, actions)
             self._issued_at_s = now_s
-            actions.append(Issue(ticket))
+            lane = self._free_lane()
+
+    def _issue(self, lane: int, deadline: int, actions: list[Action]) -> None:
+        number = len(self.ledger)
+        seed = derive_seed(self.config.seed, "collect", number)
+        ticket = Ticket(number, lane, self._publishing.published, deadline, seed)
+        self.ledger.issue(ticket)
+        actions.append(Issue(ticket))
 
     def _may_issue(self, now_s: float) -> bool:
+        """Whether everything but deadlines and lanes allows one more ticket."""
         config = self.config
         if self._issued_at_s is not None and now_s < self._issued_at_s + config.issue_interval_s:
             return False
-        outstanding = sum(1 for _ in self.ledger.outstanding()) - len(self._training or ())
-        if config.max_outstanding is not None and outstanding >= config.max_outstanding:
+        outstanding = self.ledger.num_outstanding
+        waiting = outstanding - len(self._training or ())
+        if config.max_outstanding is not None and waiting >= config.max_outstanding:
             return False
-        if config.mode == "replay":
-            return len(self.ledger) < config.replay_limit(self.version, self._degree)
-        left = config.rounds * config.segments_per_round - len(self.ledger) + self.counts().dropped
-        if left <= 0:
+        if config.mode == "stream":
+            return outstanding < (config.rounds - self.version) * config.segments_per_round
+        if self._degree == 0 and not self._in_lockstep():
             return False
-        deadlines = self._waiting_deadlines()
-        deadlines[self._publishing.published + self._degree] += 1
-        return self._rule(deadlines, self.next_round, config.segments_per_round)
+        issued = len(self.ledger) - self.ledger.num(DROPPED)
+        return issued < config.replay_limit(self.version, self._degree)
+
+    def _in_lockstep(self) -> bool:
+        """Whether learner and publisher are done: only then may a replay run at k = 0 collect.
+
+        Streams need no such check, there older weights or a round under way leave no ticket in time.
+        """
+        publishing = self._publishing
+        return self._training is None and publishing.under_way is None and publishing.retry_at_s is None
+
+    def _in_time(self, deadlines: Counter[int]) -> bool:
+        size = self.config.segments_per_round
+        return self.config.mode == "replay" or self._rule(deadlines, self.next_round, size)
 
     def _free_lane(self) -> int | None:
         """The lane of the next ticket, None while it has to wait for one.
 
         At k = 0 ticket n belongs to lane n mod N, whoever is free: that makes the order of experience, and
-        so the weights, independent of timing. Above 0 the free lane with the oldest work gets it, so a
-        slow collector holds nobody up.
+        so the weights, independent of timing. Above 0 lanes take turns, and one that is still busy is
+        passed over, so a slow collector holds nobody up.
         """
         if self._degree == 0:
             lane = len(self.ledger) % self.config.num_lanes
@@ -416,27 +463,44 @@ class Coordinator:
     # ------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the clock: tickets, versions, dial. Taken while no round is being trained."""
+        """Everything but the clock: tickets, versions, dial. A round under way counts as not begun."""
+        evaluating = self._evaluating
+        interrupted = evaluating.running is not None
         return {
             "version": self.version,
+            "configured_degree": self.config.off_policy_degree,
             "degree": self._degree,
             "auto": None if self._auto is None else self._auto.state_dict(),
             "ledger": self.ledger.state_dict(),
             "versions": sorted(self._versions.items()),
-            "skipped": self._evaluating.skipped,
+            "eval_due": evaluating.due or interrupted,
+            "eval_skipped": evaluating.skipped + (evaluating.due and interrupted),
             "publish_count": self._publishing.count,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state: tickets that were running are lost until their lanes are up again."""
+    def load_state_dict(self, state: dict[str, Any], arrived: Collection[int] | None = None) -> None:
+        """Go on from a saved state: tickets that were running are lost until their lanes are up again.
+
+        ``arrived`` names the tickets whose segments were saved too (None: all that had arrived).
+        A dial turned during the run stays where it was, unless the configuration now asks for another.
+        """
         self.version = self._checkpointed = state["version"]
         self.ledger.load_state_dict(state["ledger"])
         for ticket in self.ledger.with_status(RUNNING):
             self.ledger.lose(ticket.number)
         self._versions = dict(state["versions"])
-        self._evaluating.skipped = state["skipped"]
+        for ticket in self.ledger.with_status(READY):
+            if arrived is not None and ticket.number not in arrived:
+                self.ledger.lose(ticket.number)
+                del self._versions[ticket.number]
+        self._evaluating = _Evaluating(due=state["eval_due"], skipped=state["eval_skipped"])
         self._publishing.count = state["publish_count"]
-        if self._auto is not None and state["auto"] is not None:
-            self._auto.load_state_dict(state["auto"])
-            self._degree = self._auto.degree
+        if state["configured_degree"] == self.config.off_policy_degree:
+            self._restore_dial(state["degree"], state["auto"])
         self._check_conservation()
+
+    def _restore_dial(self, degree: int, auto: dict[str, Any] | None) -> None:
+        self._turn(degree if auto is None else AUTO)
+        if self._auto is not None and auto is not None:
+            self._auto.load_state_dict(auto)
+            self._degree = self._auto.degree

@@ -9,6 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from offbeat.errors import PromiseBroken
+
+
+class BoundBroken(PromiseBroken):
+    """A round was about to train a segment past its deadline."""
+
 
 def count_deadlines(deadlines: Iterable[int]) -> Counter[int]:
     """How many segments share each deadline."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from offbeat.errors import PromiseBroken
 from offbeat.types import Ticket
 
 RUNNING, READY, TRAINED, DROPPED, LOST = range(1, 6)
-_LIVE = (RUNNING, READY, LOST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ class Ledger:
 
     def __init__(self) -> None:
         self._status = bytearray()
-        self._live: dict[int, Ticket] = {}
+        self._live: dict[int, dict[int, Ticket]] = {RUNNING: {}, READY: {}, LOST: {}}
 
     def __len__(self) -> int:
         return len(self._status)
 
     def ticket(self, number: int) -> Ticket:
         """The outstanding ticket with this number."""
-        return self._live[number]
+        return self._live[self._status[number]][number]
 
     def status(self, number: int) -> int:
         """RUNNING, READY, TRAINED, DROPPED or LOST."""
@@ -48,43 +48,53 @@ class Ledger:
 
     def outstanding(self) -> Iterator[Ticket]:
         """Tickets issued and neither trained nor dropped."""
-        return iter(self._live.values())
+        return chain.from_iterable(tickets.values() for tickets in self._live.values())
+
+    @property
+    def num_outstanding(self) -> int:
+        """How many tickets are issued and neither trained nor dropped."""
+        return sum(map(len, self._live.values()))
+
+    def num(self, status: int) -> int:
+        """How many tickets have this status."""
+        return len(self._live[status]) if status in self._live else self._status.count(status)
 
     def with_status(self, status: int) -> list[Ticket]:
         """Outstanding tickets with this status, in order of number."""
-        return sorted((t for n, t in self._live.items() if self._status[n] == status), key=lambda t: t.number)
+        tickets = self._live[status]
+        return [tickets[number] for number in sorted(tickets)]
 
     def issue(self, ticket: Ticket) -> None:
         """Enter a new ticket, or one that was lost and is issued again."""
         if ticket.number == len(self._status):
             self._status.append(RUNNING)
         else:
-            self._move(ticket.number, LOST, RUNNING)
-        self._live[ticket.number] = ticket
+            self._take(ticket.number, LOST, RUNNING)
+        self._live[RUNNING][ticket.number] = ticket
 
     def arrive(self, number: int) -> None:
         """The ticket's segment is in the store."""
-        self._move(number, RUNNING, READY)
+        self._live[READY][number] = self._take(number, RUNNING, READY)
 
     def lose(self, number: int) -> None:
-        """The ticket's collector died."""
-        self._move(number, RUNNING, LOST)
+        """The ticket's collector died, or its segment went with a run that was killed."""
+        before = READY if number in self._live[READY] else RUNNING
+        self._live[LOST][number] = self._take(number, before, LOST)
 
     def train(self, number: int) -> None:
         """The ticket's segment was trained."""
-        self._move(number, READY, TRAINED)
-        del self._live[number]
+        self._take(number, READY, TRAINED)
 
     def drop(self, number: int) -> None:
         """A named policy threw the ticket's segment away."""
-        self._move(number, READY, DROPPED)
-        del self._live[number]
+        self._take(number, READY, DROPPED)
 
-    def _move(self, number: int, before: int, after: int) -> None:
+    def _take(self, number: int, before: int, after: int) -> Ticket:
         if not 0 <= number < len(self._status) or self._status[number] != before:
             found = self._status[number] if 0 <= number < len(self._status) else "unknown"
             raise PromiseBroken(f"ticket {number} cannot go from {before} to {after}: it is {found}")
         self._status[number] = after
+        return self._live[before].pop(number)
 
     def counts(self) -> Counts:
         """Count the tickets by fate."""
@@ -94,13 +104,14 @@ class Ledger:
         )
 
     def check(self) -> Counts:
-        """Assert conservation: every ticket has one fate, and the live ones are those outstanding."""
+        """Assert conservation: every ticket has one fate, and the outstanding ones are all at hand."""
         counts = self.counts()
         total = counts.running + counts.ready + counts.trained + counts.dropped + counts.lost
-        live = sum(1 for number in self._live if self._status[number] in _LIVE)
-        ended = counts.trained + counts.dropped
-        if total != counts.issued or live != len(self._live) or live != total - ended:
-            raise PromiseBroken(f"tickets are not conserved: {counts}, {len(self._live)} outstanding")
+        live = {RUNNING: counts.running, READY: counts.ready, LOST: counts.lost}
+        if total != counts.issued or any(
+            len(self._live[status]) != number for status, number in live.items()
+        ):
+            raise PromiseBroken(f"tickets are not conserved: {counts}, {self.num_outstanding} outstanding")
         return counts
 
     def state_dict(self) -> dict[str, Any]:
@@ -108,10 +119,13 @@ class Ledger:
         fields = ("number", "lane", "version", "deadline", "seed", "attempt")
         return {
             "status": self._status.decode("latin-1"),
-            "live": [[getattr(ticket, name) for name in fields] for ticket in self._live.values()],
+            "live": [[getattr(ticket, name) for name in fields] for ticket in self.outstanding()],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         self._status = bytearray(state["status"], "latin-1")
-        self._live = {row[0]: Ticket(*row) for row in state["live"]}
+        self._live = {RUNNING: {}, READY: {}, LOST: {}}
+        for row in state["live"]:
+            ticket = Ticket(*row)
+            self._live[self._status[ticket.number]][ticket.number] = ticket

@@ -1,0 +1,144 @@
+"""Plain functions and objects of any framework, made into roles."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from offbeat.errors import ConfigError
+from offbeat.roles import Collector, Evaluator, Learner, PerWorker, WorkerContext
+from offbeat.types import Batch, Metrics, Segment, StateTree, Ticket
+
+
+class PlainCollector:
+    """A function ``collect(ticket, weights) -> anything``, or an object that has such a method."""
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+        self._collect: Callable[[Ticket, Any], Any] = getattr(target, "collect", target)
+
+    def collect(self, ticket: Ticket, weights: Any) -> Segment:
+        """Call the function and wrap what it returns."""
+        result = self._collect(ticket, weights)
+        if isinstance(result, Segment):
+            return result
+        return Segment(ticket, result, np.array([ticket.version], np.int64), {"segments": 1})
+
+    def state_dict(self) -> StateTree | None:
+        """The object's own state, where it can give one."""
+        return self._target.state_dict() if hasattr(self._target, "state_dict") else None
+
+    def load_state_dict(self, state: StateTree) -> None:
+        """Hand the state back to the object."""
+        self._target.load_state_dict(state)
+
+
+class PlainLearner:
+    """Functions ``train(list of what collect returned)`` and ``weights()``."""
+
+    def __init__(self, train: Callable[[list[Any]], Any], weights: Callable[[], Any]) -> None:
+        self._train = train
+        self._weights = weights
+
+    def train(self, batch: Batch) -> Metrics:
+        """Train on the data of the batch's segments."""
+        return named_metrics(self._train([segment.data for segment in batch.segments]), "learn", "loss")
+
+    def weights(self) -> Any:
+        """What collectors get."""
+        return self._weights()
+
+    def state_dict(self) -> StateTree:
+        """Functions have no state that offbeat could save."""
+        return None
+
+    def load_state_dict(self, state: StateTree) -> None:
+        """Nothing to restore."""
+
+
+class PlainEvaluator:
+    """A function ``evaluate(weights)`` or ``evaluate(weights, seed)`` that returns a number or metrics."""
+
+    def __init__(self, evaluate: Callable[..., Any]) -> None:
+        self._evaluate = evaluate
+        self._takes_seed = _num_parameters(evaluate) >= 2
+
+    def evaluate(self, weights: Any, seed: int) -> Metrics:
+        """Call the function."""
+        result = self._evaluate(weights, seed) if self._takes_seed else self._evaluate(weights)
+        return named_metrics(result, "eval", "return_mean")
+
+
+def _num_parameters(function: Callable[..., Any]) -> int:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    return sum(1 for p in parameters if p.kind in kinds and p.default is p.empty)
+
+
+def named_metrics(result: Any, family: str, default: str) -> Metrics:
+    """Turn None, a number or a mapping into metrics, with ``family/`` before names that have none."""
+    if result is None:
+        return {}
+    if not hasattr(result, "items"):
+        return {f"{family}/{default}": float(result)}
+    return {name if "/" in name else f"{family}/{name}": float(value) for name, value in result.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """Makes an adapter in the worker, around a function or object that travels there."""
+
+    adapter: Callable[[Any], Any]
+    target: Any
+
+    def __call__(self, context: WorkerContext) -> Any:
+        return self.adapter(self.target)
+
+
+def as_collect(collect: Any) -> PerWorker[Collector]:
+    """Accept a function, an object with ``collect``, or a `PerWorker`."""
+    if isinstance(collect, PerWorker):
+        return collect
+    if not callable(getattr(collect, "collect", collect)):
+        raise ConfigError(
+            f"collect must be a function (ticket, weights), a role or PerWorker, not {collect!r}"
+        )
+    whole = all(hasattr(collect, name) for name in ("collect", "state_dict", "load_state_dict"))
+    return PerWorker(_Plain(_itself if whole else PlainCollector, collect))
+
+
+def as_learn(train: Any, weights: Callable[[], Any] | None) -> PerWorker[Learner]:
+    """Accept functions ``train`` and ``weights``, an object with both, or a `PerWorker`."""
+    if isinstance(train, PerWorker):
+        return train
+    if isinstance(train, Learner):
+        return PerWorker(_Plain(_itself, train))
+    weights = weights or getattr(train, "weights", None)
+    train = getattr(train, "train", train)
+    if weights is None or not callable(train):
+        raise ConfigError("Pipeline needs weights=: a function that returns what collectors act with")
+    return PerWorker(_MakeLearner(train, weights))
+
+
+@dataclass(frozen=True, slots=True)
+class _MakeLearner:
+    train: Callable[[list[Any]], Any]
+    weights: Callable[[], Any]
+
+    def __call__(self, context: WorkerContext) -> Learner:
+        return PlainLearner(self.train, self.weights)
+
+
+def as_evaluate(evaluate: Any) -> PerWorker[Evaluator] | None:
+    """Accept None, a function, an object with ``evaluate``, or a `PerWorker`."""
+    if evaluate is None or isinstance(evaluate, PerWorker):
+        return evaluate
+    return PerWorker(_Plain(PlainEvaluator, getattr(evaluate, "evaluate", evaluate)))
+
+
+def _itself(target: Any) -> Any:
+    return target

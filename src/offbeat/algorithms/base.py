@@ -1,0 +1,51 @@
+"""What an algorithm is to the rest of offbeat: a name, its settings, and a function that makes its roles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from offbeat.config.models import AlgorithmConfig, RunConfig
+from offbeat.roles import Collector, Evaluator, Learner, PerWorker
+from offbeat.types import Array
+
+Weights = Mapping[str, Array]
+"""Published weights: names to numpy arrays."""
+
+
+class Policy(Protocol):
+    """A trained policy for users: observations in, actions out."""
+
+    def act(self, obs: Array, *, deterministic: bool = True) -> Array:
+        """Choose the action for one observation ``[...]``, or actions for a batch of them ``[N, ...]``."""
+        ...
+
+    def reset(self) -> None:
+        """Forget what was remembered of the episode."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The roles of one run.
+
+    ``learner`` is called in the learner's process and may import torch; ``collect`` and ``evaluate`` are
+    made in workers. A ``stream`` trains each segment once, a ``replay`` samples from a store.
+    """
+
+    collect: PerWorker[Collector]
+    learner: Callable[[], Learner]
+    evaluate: PerWorker[Evaluator]
+    policy: Callable[[Weights], Policy]
+    mode: Literal["stream", "replay"]
+    segments_per_round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """An entry of the registry. Example: ``ALGORITHM = Algorithm("ppo", PPOConfig, build)``."""
+
+    name: str
+    config_model: type[AlgorithmConfig]
+    build: Callable[[RunConfig], Roles]

@@ -1,0 +1,39 @@
+"""From a run's configuration to PPO's roles. No torch until the learner is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from offbeat.algorithms.base import Roles
+from offbeat.algorithms.ppo.collector import MakeCollector
+from offbeat.algorithms.ppo.config import ppo_config
+from offbeat.algorithms.ppo.evaluator import MakeEvaluator
+from offbeat.algorithms.ppo.policy import MakePolicy
+from offbeat.config.models import RunConfig
+from offbeat.roles import Learner, PerWorker
+
+
+@dataclass(frozen=True, slots=True)
+class MakeLearner:
+    """Makes the learner inside its process; only then is torch imported."""
+
+    config: RunConfig
+
+    def __call__(self) -> Learner:
+        """Make actor, critic and optimizer."""
+        from offbeat.algorithms.ppo.learner import make_learner
+
+        return make_learner(self.config)
+
+
+def build(config: RunConfig) -> Roles:
+    """The roles of a PPO run."""
+    config = config.model_copy(update={"algorithm": ppo_config(config)})
+    return Roles(
+        collect=PerWorker(MakeCollector(config)),
+        learner=MakeLearner(config),
+        evaluate=PerWorker(MakeEvaluator(config)),
+        policy=MakePolicy(config),
+        mode="stream",
+        segments_per_round=config.segments_per_round,
+    )

@@ -1,0 +1,105 @@
+"""PPO's evaluator: plays whole episodes with frozen weights, in environments of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from offbeat.algorithms.ppo.config import ppo_config
+from offbeat.config.models import EvalConfig, RunConfig
+from offbeat.envs import World, make_world
+from offbeat.errors import EvalError
+from offbeat.models.actor import Actor, initial_memory, make_actor
+from offbeat.models.spec import NetworkSpec, network_spec
+from offbeat.roles import WorkerContext
+from offbeat.types import Array, Metrics
+
+MAX_EPISODE_STEPS = 200_000
+"""An episode longer than this is taken for one that never ends."""
+
+
+class PPOEvaluator:
+    """Plays exactly ``eval.episodes`` episodes.
+
+    Each environment plays a number fixed beforehand: taking the first to finish would favour short ones.
+    """
+
+    def __init__(self, config: EvalConfig, world: World, spec: NetworkSpec, actor: Actor) -> None:
+        self._config = config
+        self._world = world
+        self._spec = spec
+        self._actor = actor
+
+    def evaluate(self, weights: Mapping[str, Array], seed: int) -> Metrics:
+        """Return mean, deviation, least and largest return, mean length and number of episodes."""
+        self._actor.load(weights)
+        returns, lengths = self._play(seed)
+        return {
+            "eval/return_mean": float(np.mean(returns)),
+            "eval/return_std": float(np.std(returns)),
+            "eval/return_min": min(returns),
+            "eval/return_max": max(returns),
+            "eval/length_mean": float(np.mean(lengths)),
+            "eval/episodes": float(len(returns)),
+        }
+
+    def _play(self, seed: int) -> tuple[list[float], list[int]]:
+        num_envs, rng = self._world.num_envs, np.random.default_rng(seed)
+        missing = _quotas(self._config.episodes, num_envs)
+        obs, memory = self._world.reset(seed), initial_memory(self._spec, num_envs)
+        totals, steps = np.zeros(num_envs), np.zeros(num_envs, np.int64)
+        ended = np.zeros(num_envs, np.bool_)
+        returns: list[float] = []
+        lengths: list[int] = []
+        while missing.any():
+            valid = ~ended
+            actions, memory = self._act(obs, memory, rng)
+            result = self._world.step(actions)
+            obs, ended = result.obs, result.terminated | result.truncated
+            memory = memory * valid[:, None]
+            totals += result.rewards * valid
+            steps += valid
+            for env in np.flatnonzero(ended & (missing > 0)):
+                returns.append(float(totals[env]))
+                lengths.append(int(steps[env]))
+            missing[ended] = np.maximum(missing[ended] - 1, 0)
+            totals[ended], steps[ended] = 0, 0
+            _check_length(steps)
+        return returns, lengths
+
+    def _act(self, obs: Array, memory: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+        head = self._spec.actions
+        stored = np.asarray(obs, self._spec.observation.dtype)
+        outputs, memory = self._actor.outputs(stored, memory)
+        if self._config.deterministic:
+            return head.to_env(head.mode(outputs)), memory
+        return head.to_env(head.sample(outputs, head.noise(rng, 1, len(obs))[0])), memory
+
+
+def _quotas(num_episodes: int, num_envs: int) -> Array:
+    """Episodes each environment plays, ``[N]``, as even as can be."""
+    return num_episodes // num_envs + (np.arange(num_envs) < num_episodes % num_envs)
+
+
+def _check_length(steps: Array) -> None:
+    if steps.max() > MAX_EPISODE_STEPS:
+        raise EvalError(
+            f"an episode has not ended after {MAX_EPISODE_STEPS} steps; set env.max_episode_steps to a limit"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MakeEvaluator:
+    """Makes the evaluator inside its worker."""
+
+    config: RunConfig
+
+    def __call__(self, context: WorkerContext) -> PPOEvaluator:
+        """Make the evaluator's own environments and actor."""
+        algorithm, judged = ppo_config(self.config), self.config.eval
+        world = make_world(self.config.env, min(judged.num_envs, judged.episodes))
+        spec = network_spec(algorithm.network, world.single_observation_space, world.single_action_space)
+        actor = make_actor(spec, num_threads=self.config.runtime.worker_torch_threads)
+        return PPOEvaluator(judged, world, spec, actor)

@@ -1,0 +1,252 @@
+"""PPO's learner: one call of ``train`` is one round."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offbeat.algorithms.ppo.config import PPOConfig, ppo_config
+from offbeat.algorithms.ppo.minibatches import Loader, Samples, judge, make_loader
+from offbeat.algorithms.ppo.policy import environment_spec
+from offbeat.algorithms.ppo.rounds import Floats, Round, compute_targets
+from offbeat.config.models import RunConfig
+from offbeat.errors import TrainError
+from offbeat.models.flat import FlatParameters
+from offbeat.models.likelihood import likelihood
+from offbeat.models.networks import CRITIC_PREFIX, Evaluation, make_network
+from offbeat.models.observations import Normalizer, encode
+from offbeat.models.spec import NetworkSpec
+from offbeat.ops.losses import clipped_policy_loss, value_loss
+from offbeat.ops.statistics import Moments, approx_kl, effective_sample_size, explained_variance
+from offbeat.seeding import derive_seed
+from offbeat.types import Array, Batch, Metrics, StateTree
+
+REWARD_CLIP = np.float32(10.0)
+"""Normalised rewards are clipped to this, as in OpenAI baselines."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a round's optimiser steps reported, in order; tensors are read once, at the end."""
+
+    losses: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+    policy_losses: list[Tensor] = field(default_factory=list)
+    value_losses: list[Tensor] = field(default_factory=list)
+    entropies: list[Tensor] = field(default_factory=list)
+    log_ratios: list[Tensor] = field(default_factory=list)
+    num_epochs: int = 0
+
+    def add(self, policy_loss: Tensor, value_loss: Tensor, entropy: Tensor, log_ratio: Tensor) -> None:
+        """Note what one part of a minibatch gave."""
+        self.policy_losses.append(policy_loss)
+        self.value_losses.append(value_loss)
+        self.entropies.append(entropy)
+        self.log_ratios.append(log_ratio)
+
+    def metrics(self, clip_coef: float) -> Metrics:
+        """Means over the round."""
+        log_ratios = torch.cat(self.log_ratios).cpu().numpy()
+        is_clipped = np.abs(np.expm1(log_ratios)) > clip_coef
+        return {
+            "learn/loss": float(np.mean(self.losses)),
+            "learn/policy_loss": _mean(self.policy_losses),
+            "learn/value_loss": _mean(self.value_losses),
+            "learn/entropy": _mean(self.entropies),
+            "learn/approx_kl": approx_kl(log_ratios),
+            "learn/clip_fraction": float(np.mean(is_clipped)),
+            "learn/grad_norm": float(np.mean(self.grad_norms)),
+            "learn/num_epochs": float(self.num_epochs),
+        }
+
+
+class PPOLearner:
+    """Owns actor, critic, optimizer and normalisers.
+
+    Randomness: parameters from (run seed, "init"), minibatch order from (run seed, "learn", version).
+    """
+
+    def __init__(self, config: PPOConfig, spec: NetworkSpec, *, seed: int) -> None:
+        self._config = config
+        self._spec = spec
+        self._seed = seed
+        self._device = _device(config.device)
+        generator = torch.Generator().manual_seed(derive_seed(seed, "init"))
+        self._network = make_network(spec, generator).to(self._device)
+        self._parameters = FlatParameters(self._network)
+        self._optimizer = torch.optim.Adam(
+            [self._parameters.flat], lr=config.lr, eps=config.adam_eps, fused=True
+        )
+        self._obs_moments = Moments.empty((spec.observation.num_features,))
+        self._return_moments = Moments.empty()
+        self._version = 0
+
+    # ------------------------------------------------------------ a round
+
+    def train(self, batch: Batch) -> Metrics:
+        """Train on the batch's segments; return the round's metrics."""
+        config = self._config
+        raw = Round.of(batch.segments)
+        data = self._prepare(raw)
+        needs_prox = config.correction != "gae" or any(batch.staleness())
+        values, outputs = judge(self._network, data, self._device, with_outputs=needs_prox)
+        prox_logp = data.logp if outputs is None else self._spec.actions.log_prob(outputs, data.actions)
+        targets = compute_targets(config, data, values, prox_logp)
+        loader = make_loader(config, self._network, data, targets, self._device)
+        try:
+            progress = self._optimise(loader, batch.version)
+        except FloatingPointError as error:
+            raise TrainError(_explain(error, batch.version, raw)) from None
+        # After training: a round is trained with the statistics its fresh samples were collected with.
+        if config.normalize_obs:
+            features = encode(raw.obs[:-1][raw.valid], self._spec.observation)
+            self._obs_moments = self._obs_moments.merge(Moments.of(features))
+        self._version = batch.version + 1
+        # Before the first step of a round the network is the proximal policy.
+        lagging = (
+            progress.log_ratios[0].cpu().numpy() if outputs is None else (prox_logp - data.logp)[data.valid]
+        )
+        return {
+            **progress.metrics(config.clip_coef),
+            **_staleness_metrics(lagging),
+            "learn/learning_rate": config.lr_at(batch.version),
+            "learn/explained_variance": explained_variance(
+                values[:-1][data.valid], targets.values[data.valid]
+            ),
+        }
+
+    def _prepare(self, raw: Round) -> Round:
+        """Encode observations as the collectors did, and scale rewards."""
+        rewards = raw.rewards
+        if raw.discounted_returns is not None:
+            stream = raw.discounted_returns[raw.valid]
+            self._return_moments = self._return_moments.merge(Moments.of(stream))
+            rewards = np.clip(rewards * self._return_moments.scale(), -REWARD_CLIP, REWARD_CLIP)
+        return replace(raw, obs=self._spec.encode(raw.obs, self._normalizer()), rewards=rewards)
+
+    def _optimise(self, loader: Loader, version: int) -> Progress:
+        config, progress = self._config, Progress()
+        order = np.random.default_rng(derive_seed(self._seed, "learn", version))
+        self._optimizer.param_groups[0]["lr"] = config.lr_at(version)
+        for _ in range(config.num_epochs):
+            first = len(progress.log_ratios)
+            for minibatch in loader.epoch(order):
+                self._update(loader, minibatch, config.ent_coef_at(version), progress)
+            progress.num_epochs += 1
+            if config.target_kl is not None and _kl(progress.log_ratios[first:]) > config.target_kl:
+                break
+        return progress
+
+    def _update(self, loader: Loader, parts: list[Samples], ent_coef: float, progress: Progress) -> None:
+        """One optimiser step on a minibatch."""
+        num_samples = sum(map(len, parts))
+        loss, grad = 0.0, self._parameters.grad
+        grad.zero_()
+        for samples in parts:
+            share = len(samples) / num_samples
+            loss += share * self._backward(loader.evaluate(samples), samples, ent_coef, share, progress)
+        norm = torch.linalg.vector_norm(grad).item()
+        if not math.isfinite(loss + norm):
+            raise FloatingPointError(f"loss {loss:g}, gradient norm {norm:g}")
+        if norm > self._config.max_grad_norm:
+            grad.mul_(self._config.max_grad_norm / norm)
+        self._optimizer.step()
+        progress.losses.append(loss)
+        progress.grad_norms.append(norm)
+
+    @torch.no_grad()
+    def _backward(
+        self, network: Evaluation, samples: Samples, ent_coef: float, share: float, progress: Progress
+    ) -> float:
+        """Add ``share`` of the gradient of the samples' mean loss; return the loss."""
+        config = self._config
+        policy = likelihood(self._spec.actions, network.outputs, samples.actions)
+        policy_loss, by_logp, log_ratio = clipped_policy_loss(
+            policy.logp,
+            samples.old_logp,
+            samples.advantages,
+            clip_coef=config.clip_coef,
+            weights=samples.weights,
+        )
+        critic_loss, by_values = value_loss(
+            network.values, samples.targets, old_values=samples.old_values, clip_coef=config.clip_coef
+        )
+        by_outputs = policy.backward(by_logp.mul_(share), -ent_coef * share / len(samples))
+        network.backward(by_outputs, by_values.mul_(share * config.vf_coef))
+        entropy = policy.entropy.mean()
+        progress.add(policy_loss, critic_loss, entropy, log_ratio)
+        return (policy_loss + config.vf_coef * critic_loss - ent_coef * entropy).item()
+
+    # ------------------------------------------------------------ weights and state
+
+    def weights(self) -> dict[str, Array]:
+        """The actor and its normaliser, by name; the critic stays here."""
+        arrays = self._parameters.arrays()
+        actor = {name: array for name, array in arrays.items() if not name.startswith(CRITIC_PREFIX)}
+        normalizer = self._normalizer()
+        return actor if normalizer is None else actor | normalizer.to_weights()
+
+    def state_dict(self) -> StateTree:
+        """Everything the next round depends on."""
+        return {
+            "version": self._version,
+            "parameters": self._parameters.arrays(),
+            "adam": self._parameters.adam_state(self._optimizer),
+            "obs_moments": self._obs_moments.state_dict(),
+            "return_moments": self._return_moments.state_dict(),
+        }
+
+    def load_state_dict(self, state: StateTree) -> None:
+        """Go on from a saved state."""
+        self._version = int(state["version"])
+        self._parameters.load(state["parameters"])
+        self._parameters.load_adam_state(self._optimizer, state["adam"])
+        self._obs_moments = Moments.from_state(state["obs_moments"])
+        self._return_moments = Moments.from_state(state["return_moments"])
+
+    def _normalizer(self) -> Normalizer | None:
+        if not self._config.normalize_obs:
+            return None
+        return Normalizer(self._obs_moments.mean.astype(np.float32), self._obs_moments.scale())
+
+
+def make_learner(config: RunConfig) -> PPOLearner:
+    """Make the learner of a run in the calling process, which then uses ``runtime.torch_threads`` threads."""
+    torch.set_num_threads(config.runtime.torch_threads)
+    return PPOLearner(ppo_config(config), environment_spec(config), seed=config.run.seed)
+
+
+def _staleness_metrics(log_ratios: Floats) -> Metrics:
+    """What the age of the samples costs, from ``[M]`` log-ratios of proximal to behaviour policy."""
+    return {
+        "learn/ess": effective_sample_size(log_ratios),
+        "learn/behaviour_kl": approx_kl(log_ratios),
+        "learn/first_ratio_max_dev": float(np.abs(np.expm1(log_ratios)).max(initial=0.0)),
+    }
+
+
+def _explain(error: FloatingPointError, version: int, raw: Round) -> str:
+    bad = raw.non_finite()
+    if bad:
+        cause = f"the segments hold NaN or infinity in {', '.join(bad)}; check the environment"
+    else:
+        cause = "the segments are finite, so training diverged; lower algorithm.lr or algorithm.max_grad_norm"
+    return f"round {version} is not finite ({error}) and was not applied: {cause}"
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def _kl(log_ratios: list[Tensor]) -> float:
+    return approx_kl(torch.cat(log_ratios).cpu().numpy())
+
+
+def _mean(values: list[Tensor]) -> float:
+    return float(torch.stack(values).mean())

@@ -1,0 +1,352 @@
+"""What users call: train, resume, evaluate, replay, digest."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from offbeat import algorithms, load_config
+from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
+from offbeat.config.loader import dump_yaml
+from offbeat.config.models import RunConfig
+from offbeat.errors import CheckpointError, ConfigError, ReplayError
+from offbeat.observe.callbacks import Callback, RoundInfo, RunInfo, RunSummary
+from offbeat.observe.events import read_schedule
+from offbeat.pipeline import Pipeline, Report, Settings
+from offbeat.recording import learner_digest
+from offbeat.replaying import Replayer, Schedule
+from offbeat.roles import Learner, PerWorker, WorkerContext
+from offbeat.seeding import derive_seed
+from offbeat.types import Metrics
+
+if TYPE_CHECKING:
+    from offbeat.algorithms.base import Policy, Roles
+
+_RESUMABLE = (
+    "run.rounds",
+    "run.stop_return",
+    "async_training.",
+    "runtime.",
+    "eval.",
+    "checkpoint.",
+    "observe.",
+)
+_NOT_RESUMABLE = ("runtime.num_workers",)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a run ended, and the policy it made: ``result.policy.act(obs)``."""
+
+    run_dir: Path
+    reason: str
+    rounds: int
+    digest: str
+    metrics: dict[str, float | str]
+    eval_return: float | None
+    wall_s: float
+    env_steps: int
+    interrupted: bool
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """Whether a serial repetition reached the recorded weights, bit for bit."""
+
+    identical: bool
+    digest: str
+    recorded_digest: str
+    rounds: int
+
+
+def train(
+    recipe: str | Path | RunConfig,
+    *,
+    off_policy_degree: int | None = None,
+    rounds: int | None = None,
+    seed: int | None = None,
+    overrides: Mapping[str, object] | Sequence[str] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Result:
+    """Train a recipe, a file or a configuration, in a run directory of its own.
+
+    Example: ``offbeat.train("cartpole-ppo", off_policy_degree=4).policy.act(obs)``.
+    """
+    named = {
+        "async_training.off_policy_degree": off_policy_degree,
+        "run.rounds": rounds,
+        "run.seed": seed,
+    }
+    chosen = {key: value for key, value in named.items() if value is not None}
+    config = _override(load_config(recipe, overrides or ()), chosen)
+    source = config.run.name or (
+        Path(recipe).stem if isinstance(recipe, str | Path) else config.algorithm.name
+    )
+    run_dir = _make_run_dir(config, source)
+    _write_description(run_dir, config, recipe, overrides, chosen)
+    return _run(config, run_dir, source, None, callbacks)
+
+
+def resume(
+    run_dir: str | Path,
+    *,
+    overrides: Mapping[str, object] | Sequence[str] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Result:
+    """Go on with a run from its newest good checkpoint, or from its beginning if it has none yet."""
+    directory = _existing(run_dir)
+    _check_resumable(overrides)
+    config = load_config(directory / "resolved.yaml", overrides or ())
+    manager = CheckpointManager(directory / "checkpoints")
+    saved = manager.load() if manager.versions() else None
+    name = json.loads((directory / "manifest.json").read_text())["name"]
+    return _run(config, directory, name, saved, callbacks, resumed=True)
+
+
+def evaluate(
+    run_dir: str | Path, *, episodes: int | None = None, seed: int | None = None, best: bool = False
+) -> Metrics:
+    """Judge a run's newest (or best) weights; returns metrics named ``eval/...``."""
+    directory = _existing(run_dir)
+    chosen = {"eval.episodes": episodes} if episodes is not None else {}
+    config = load_config(directory / "resolved.yaml", chosen)
+    manager = CheckpointManager(directory / "checkpoints")
+    saved = manager.load(manager.best() if best else None)
+    seed = derive_seed(config.run.seed, "evaluate", saved.version) if seed is None else seed
+    evaluator = _roles(config).evaluate.make(WorkerContext(lane=0, num_lanes=1, seed=seed))
+    return {"eval/version": float(saved.version), **evaluator.evaluate(saved.weights, seed)}
+
+
+def replay(run_dir: str | Path) -> ReplayReport:
+    """Repeat a run serially from its schedule and compare the weights with its newest checkpoint's."""
+    directory = _existing(run_dir)
+    config = load_config(directory / "resolved.yaml")
+    saved = CheckpointManager(directory / "checkpoints").load()
+    schedule = Schedule.from_records(read_schedule(directory / "schedule.jsonl"))
+    if saved.version == 0:
+        raise ReplayError(f"{directory} has not trained a round yet: there is nothing to repeat")
+    with _few_threads(config):
+        learner = Replayer(schedule, _pipeline(config, None, "", ()).plan()).run(saved.version)
+    recorded, repeated = learner_digest(saved.parts["learner"]), learner_digest(learner.state_dict())
+    return ReplayReport(recorded == repeated, repeated, recorded, saved.version)
+
+
+def digest(run_dir: str | Path) -> str:
+    """A sha256 over the learner of a run's newest good checkpoint: weights, optimizer, statistics."""
+    return learner_digest(CheckpointManager(_existing(run_dir) / "checkpoints").load().parts["learner"])
+
+
+# ---------------------------------------------------------------- running
+
+
+def _run(
+    config: RunConfig,
+    run_dir: Path,
+    name: str,
+    saved: LoadedCheckpoint | None,
+    callbacks: Sequence[Callback],
+    resumed: bool = False,
+) -> Result:
+    pipeline = _pipeline(config, run_dir, name, callbacks)
+    with _few_threads(config), _stopping_on_signals(pipeline) as interrupted:
+        report = pipeline.run(config.run.rounds, saved=saved, resumed=resumed)
+    return _result(config, run_dir, report, bool(interrupted))
+
+
+def _pipeline(config: RunConfig, run_dir: Path | None, name: str, callbacks: Sequence[Callback]) -> Pipeline:
+    roles = _roles(config)
+    settings = Settings(config.async_training, config.runtime, config.eval, config.checkpoint, config.observe)
+    return Pipeline(
+        collect=roles.collect,
+        train=PerWorker(_MakeLearner(config)),
+        evaluate=roles.evaluate,
+        segments_per_round=roles.segments_per_round,
+        seed=config.run.seed,
+        run_dir=run_dir,
+        mode=roles.mode,
+        settings=settings,
+        callbacks=(*callbacks, _StopAtReturn(config.run.stop_return)),
+        summary=RunSummary(name, config.algorithm.name, config.env.id, "", 0, 0, 0),
+    )
+
+
+class _StopAtReturn(Callback):
+    """Ends the run once the mean return of the last 100 training episodes reaches a goal."""
+
+    def __init__(self, goal: float | None) -> None:
+        self._goal = goal
+        self._stop: Callable[[str], None] | None = None
+
+    def on_start(self, info: RunInfo) -> None:
+        self._stop = info.stop
+
+    def on_round(self, info: RoundInfo) -> None:
+        metrics = info.metrics
+        if self._goal is None or self._stop is None or float(metrics["rollout/total_episodes"]) < 100:
+            return
+        if float(metrics["rollout/return_mean_100"]) >= self._goal:
+            self._stop(f"the last 100 episodes returned {self._goal:g} or more on average")
+
+
+def _roles(config: RunConfig) -> Roles:
+    return algorithms.find(config.algorithm.name).build(config)
+
+
+@dataclass(frozen=True, slots=True)
+class _MakeLearner:
+    """Makes the learner where it is to live, with the threads it is to have."""
+
+    config: RunConfig
+
+    def __call__(self, context: WorkerContext) -> Learner:
+        learner = _roles(self.config).learner()
+        torch: Any = sys.modules.get("torch")
+        if torch is not None:
+            torch.set_num_threads(self.config.runtime.torch_threads)
+        return learner
+
+
+def _result(config: RunConfig, run_dir: Path, report: Report, interrupted: bool) -> Result:
+    return Result(
+        run_dir=run_dir,
+        reason=report.reason,
+        rounds=report.version,
+        digest=report.digest,
+        metrics=report.metrics,
+        eval_return=report.eval_metrics.get("eval/return_mean"),
+        wall_s=report.wall_s,
+        env_steps=int(float(report.metrics.get("rollout/total_env_steps", 0))),
+        interrupted=interrupted,
+        policy=_roles(config).policy(report.weights),
+    )
+
+
+@contextlib.contextmanager
+def _few_threads(config: RunConfig) -> Iterator[None]:
+    """Keep numpy's BLAS to the threads asked for: on a busy machine more of them only spin."""
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(config.runtime.worker_torch_threads, user_api="blas"):
+        yield
+
+
+@contextlib.contextmanager
+def _stopping_on_signals(pipeline: Pipeline) -> Iterator[list[str]]:
+    """The first Ctrl-C or SIGTERM stops the run cleanly, the second one at once."""
+    received: list[str] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        received.append(signal.Signals(number).name)
+        if len(received) > 1:
+            raise KeyboardInterrupt
+        pipeline.stop(f"interrupted by {received[0]}")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# ---------------------------------------------------------------- run directories
+
+
+def _override(config: RunConfig, chosen: Mapping[str, object]) -> RunConfig:
+    return load_config(config, chosen) if chosen else config
+
+
+def _make_run_dir(config: RunConfig, name: str) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    directory = Path(config.run.dir) if config.run.dir else Path("runs") / f"{name}-{stamp}"
+    if (directory / "manifest.json").exists():
+        raise ConfigError(
+            f"run.dir {directory} already holds a run: go on with `offbeat resume {directory}`, "
+            "or choose another run.dir"
+        )
+    (directory / "logs").mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def _existing(run_dir: str | Path) -> Path:
+    directory = Path(run_dir)
+    if not (directory / "manifest.json").exists():
+        raise CheckpointError(f"{directory} is not a run directory: it has no manifest.json")
+    return directory
+
+
+def _check_resumable(overrides: Mapping[str, object] | Sequence[str] | None) -> None:
+    keys = [str(item).partition("=")[0] for item in overrides or ()]
+    refused = [key for key in keys if not key.startswith(_RESUMABLE) or key.startswith(_NOT_RESUMABLE)]
+    if refused:
+        raise ConfigError(
+            f"{', '.join(refused)} cannot change when a run is resumed; start a new run with `offbeat train`"
+        )
+
+
+def _write_description(
+    run_dir: Path,
+    config: RunConfig,
+    recipe: str | Path | RunConfig,
+    overrides: Mapping[str, object] | Sequence[str] | None,
+    chosen: Mapping[str, object],
+) -> None:
+    """Write what was asked for, what it resolved to, and with which versions it runs."""
+    given = f"# given: {recipe if isinstance(recipe, str | Path) else 'a RunConfig'}\n"
+    if isinstance(recipe, str | Path) and Path(recipe).is_file():
+        given += Path(recipe).read_text()
+    given += "".join(f"# override: {item}\n" for item in _as_lines(overrides) + _as_lines(chosen))
+    (run_dir / "config.yaml").write_text(given)
+    (run_dir / "resolved.yaml").write_text(dump_yaml(config))
+    manifest = {
+        "name": config.run.name or (Path(recipe).stem if isinstance(recipe, str | Path) else "run"),
+        "seed": config.run.seed,
+        "command": sys.argv,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": _versions(("offbeat", "torch", "numpy", "gymnasium")),
+        "git": _git_commit(),
+        "pid": os.getpid(),
+    }
+    (run_dir / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def _as_lines(overrides: Mapping[str, object] | Sequence[str] | None) -> list[str]:
+    if isinstance(overrides, Mapping):
+        return [f"{key}={value}" for key, value in overrides.items()]
+    return [str(item) for item in overrides or ()]
+
+
+def _versions(packages: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def _git_commit() -> str | None:
+    """The commit of the directory the run was started in, if it is a git checkout."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = ["git", "rev-parse", "HEAD"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+        return done.stdout.strip()
+    return None

@@ -1,0 +1,1 @@
+"""The ``offbeat`` command: one file per verb. Heavy imports happen inside the verb that needs them."""

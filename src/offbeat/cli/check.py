@@ -1,0 +1,48 @@
+"""``offbeat check``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from offbeat.cli.output import JsonFlag, reporting
+from offbeat.cli.train import Overrides
+from offbeat.errors import ConfigError, EnvError
+
+if TYPE_CHECKING:
+    from offbeat.config.models import RunConfig
+
+_SCALARS_BYTES = 16
+"""Reward, value, log-probability and flags of a step, roughly."""
+
+
+def check(
+    source: Annotated[str, typer.Argument(metavar="RECIPE|FILE", help="A recipe's name or a YAML file.")],
+    overrides: Overrides = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Check a configuration and show what it would do, without training."""
+    with reporting(as_json) as report:
+        import offbeat
+        from offbeat.config.plan import describe, plan, remarks
+
+        config = offbeat.load_config(source, overrides or [])
+        step_bytes = probe_step_bytes(config)
+        print(describe(config, step_bytes))
+        report.values.update(config=config.model_dump(), plan=plan(config, step_bytes), notes=remarks(config))
+
+
+def probe_step_bytes(config: RunConfig) -> int:
+    """Make one environment, and guess the size of one of its steps in a segment."""
+    import numpy as np
+
+    from offbeat.envs import make_world
+
+    try:
+        world = make_world(config.env, 1)
+    except EnvError as error:
+        raise ConfigError(f"env.id = {config.env.id!r}: {error}") from error
+    samples = (world.single_observation_space.sample(), world.single_action_space.sample())
+    world.close()
+    return sum(np.asarray(sample).nbytes for sample in samples) + _SCALARS_BYTES

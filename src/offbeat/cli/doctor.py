@@ -1,0 +1,191 @@
+"""``offbeat doctor``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from offbeat.cli.output import EXIT_FAILED, JsonFlag, reporting, show_table
+
+_EXTRAS = {"box2d": "box2d", "minatar": "minatar", "tensorboard": "tensorboard", "wandb": "wandb"}
+_TORCH_PROBE = "import torch; print(torch.__version__, torch.get_num_threads(), torch.cuda.is_available())"
+_PROBE_TIMEOUT_S = 120
+_LEAST_SHM_BYTES = 256 * 2**20
+_LEAST_MEMORY_BYTES = 2**30
+_GIB = 2**30
+_WIDE = 32
+_MEASURE_S = 0.3
+_CHEAP_US, _EXPENSIVE_US = 20.0, 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing the doctor looked at. Example: ``Finding("cores", "ok", "2 usable of 2")``."""
+
+    name: str
+    status: Literal["ok", "warning", "failed"]
+    text: str
+
+
+def doctor(
+    env: Annotated[str | None, typer.Option(metavar="ID", help="Measure a step of this environment.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Check this machine and what is installed."""
+    with reporting(as_json) as report:
+        findings = list(examine())
+        if env is not None:
+            findings += list(measure_env(env))
+        marks = {"ok": "", "warning": "WARNING: ", "failed": "FAILED: "}
+        show_table("offbeat doctor", {one.name: marks[one.status] + one.text for one in findings})
+        report.values["findings"] = [
+            {"name": one.name, "status": one.status, "text": one.text} for one in findings
+        ]
+        report.exit_code = EXIT_FAILED if any(one.status == "failed" for one in findings) else 0
+
+
+def examine() -> Iterator[Finding]:
+    """Look at everything that needs no environment."""
+    yield Finding("python", "ok", f"{platform.python_version()} on {platform.platform()}")
+    yield _torch()
+    yield Finding("gymnasium", *_installed("gymnasium", "failed"))
+    yield _cores()
+    yield _memory()
+    yield _shared_memory()
+    for extra, package in _EXTRAS.items():
+        status, text = _installed(package, "ok")
+        yield Finding(extra, status, text if text[0].isdigit() else f"{text}: pip install 'offbeat[{extra}]'")
+
+
+def _installed(
+    package: str, otherwise: Literal["ok", "failed"]
+) -> tuple[Literal["ok", "warning", "failed"], str]:
+    try:
+        return "ok", importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return otherwise, "not installed"
+
+
+def _torch() -> Finding:
+    # In a process of its own: a broken installation may crash the interpreter, not only raise.
+    try:
+        probe = subprocess.run(
+            [sys.executable, "-c", _TORCH_PROBE],
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Finding("torch", "failed", f"did not import within {_PROBE_TIMEOUT_S} s")
+    if probe.returncode:
+        last = (probe.stderr.strip().splitlines() or [f"exit code {probe.returncode}"])[-1]
+        return Finding("torch", "failed", f"cannot be imported: {last}")
+    version, threads, has_cuda = probe.stdout.split()
+    variable = os.environ.get("OMP_NUM_THREADS", "not set")
+    device = "CUDA" if has_cuda == "True" else "CPU only"
+    text = f"{version}, {device}, threads by default: {threads} (OMP_NUM_THREADS {variable});"
+    return Finding("torch", "ok", f"{text} runs use runtime.torch_threads")
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _cores() -> Finding:
+    usable = usable_cores()
+    text = f"{usable} usable of {os.cpu_count()}"
+    if usable == 1:
+        return Finding(
+            "cores", "warning", f"{text}: collectors and learner will take turns, async gains nothing"
+        )
+    return Finding("cores", "ok", f"{text}: about {usable - 1} for collectors beside the learner")
+
+
+def _memory() -> Finding:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    text = f"{memory.available / _GIB:.1f} GiB free of {memory.total / _GIB:.1f} GiB"
+    if memory.available < _LEAST_MEMORY_BYTES:
+        return Finding("memory", "warning", f"{text}: each process that imports torch needs about 0.3 GiB")
+    return Finding("memory", "ok", text)
+
+
+def _shared_memory(directory: Path = Path("/dev/shm")) -> Finding:
+    if not directory.is_dir():
+        return Finding("shared memory", "ok", f"no {directory} on this system")
+    free = shutil.disk_usage(directory).free
+    text = f"{free / _GIB:.2f} GiB free in {directory}"
+    if not os.access(directory, os.W_OK):
+        return Finding("shared memory", "failed", f"{directory} is not writable: use runtime.kind=threads")
+    if free < _LEAST_SHM_BYTES:
+        advice = "segments of runtime.kind=processes live there; in a container raise --shm-size"
+        return Finding("shared memory", "warning", f"{text}: {advice}")
+    return Finding("shared memory", "ok", text)
+
+
+def measure_env(env_id: str) -> Iterator[Finding]:
+    """Time one environment and a batch of them, and advise on workers."""
+    alone_us = step_cost_us(env_id, 1)
+    wide_us = step_cost_us(env_id, _WIDE) / _WIDE
+    text = (
+        f"{alone_us:.0f} us a step alone, {wide_us:.1f} us per environment when {_WIDE} are stepped together"
+    )
+    yield Finding(env_id, "ok", text)
+    yield Finding("advice", "ok", advice(wide_us, usable_cores()))
+
+
+def step_cost_us(env_id: str, num_envs: int) -> float:
+    """Microseconds of one step of ``num_envs`` environments together, by random actions."""
+    import numpy as np
+
+    from offbeat.config.models import EnvConfig
+    from offbeat.envs import make_world
+
+    world = make_world(EnvConfig(id=env_id, num_envs=num_envs), num_envs)
+    world.reset(0)
+    world.single_action_space.seed(0)
+    choices = [np.stack([world.single_action_space.sample() for _ in range(num_envs)]) for _ in range(64)]
+    steps, start = 0, time.perf_counter()
+    while (spent := time.perf_counter() - start) < _MEASURE_S:
+        world.step(choices[steps % len(choices)])
+        steps += 1
+    world.close()
+    return spent / steps * 1e6
+
+
+def advice(step_us: float, cores: int) -> str:
+    """Say which runtime fits environments that cost ``step_us`` microseconds a step each.
+
+    A hop between processes costs 20 to 50 us, so what a worker does between two hops must be worth it.
+    """
+    workers = max(1, cores - 1)
+    if step_us < _CHEAP_US:
+        return (
+            "cheap steps: few wide workers (runtime.num_workers=1 or 2, env.num_envs=64 or more), to spread"
+            " the 20-50 us of a hop between processes over many steps; the learner will be the bottleneck"
+        )
+    if step_us > _EXPENSIVE_US:
+        return (
+            f"expensive steps: runtime.kind=processes, runtime.num_workers={workers} (one per free core),"
+            " off_policy_degree 1 or more, so that the learner does not wait for the slowest"
+        )
+    return (
+        f"middling steps: runtime.kind=processes, runtime.num_workers={workers},"
+        " and 8 or more environments for each"
+    )

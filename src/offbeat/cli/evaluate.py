@@ -1,0 +1,28 @@
+"""``offbeat eval``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from offbeat.cli.output import JsonFlag, reporting, show_table
+from offbeat.cli.resume import RunDirectory
+
+
+def evaluate(
+    run: RunDirectory,
+    episodes: Annotated[
+        int | None, typer.Option(min=1, help="Episodes to play; as configured when not given.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the episodes.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="Judge the best checkpoint, not the last.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Evaluate the weights of a run."""
+    with reporting(as_json) as report:
+        from offbeat import api
+
+        metrics = api.evaluate(run, episodes=episodes, seed=seed, best=best)
+        show_table(f"evaluation of {run}", {name: f"{value:g}" for name, value in metrics.items()})
+        report.values.update(run_dir=run, metrics=metrics, eval_return=metrics.get("eval/return_mean"))

@@ -1,0 +1,116 @@
+"""How every verb ends: a message and an exit code for errors, one JSON object when asked, tables."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import typer
+
+from offbeat.errors import ConfigError, OffbeatError
+
+JsonFlag = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON object as the last line of stdout; the rest goes to stderr."),
+]
+"""The ``--json`` option that every verb takes."""
+
+EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
+
+
+@dataclass(slots=True)
+class Report:
+    """What a verb has to say to programs: the values of its JSON object, and its exit code."""
+
+    values: dict[str, object] = field(default_factory=dict)
+    exit_code: int = 0
+
+    def fail(self, error: OffbeatError) -> None:
+        """Record an error that ended the verb."""
+        self.exit_code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
+        self.values["error"] = str(error)
+        problems = getattr(error, "problems", ())
+        if problems:
+            names = ("where", "key", "given", "message")
+            self.values["problems"] = [{name: getattr(one, name) for name in names} for one in problems]
+
+    def json_line(self) -> str:
+        """The JSON object on one line; numbers that JSON cannot hold become null."""
+        values = {"ok": self.exit_code == 0, **self.values}
+        return json.dumps(_jsonable(values), allow_nan=False)
+
+
+@contextlib.contextmanager
+def reporting(as_json: bool) -> Iterator[Report]:
+    """Run a verb: errors become a message on stderr and an exit code, never a traceback."""
+    report = Report()
+    with _stdout_to_stderr() if as_json else contextlib.nullcontext():
+        try:
+            yield report
+        except OffbeatError as error:
+            print(f"error: {error}", file=sys.stderr)
+            report.fail(error)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            report.exit_code = EXIT_INTERRUPTED
+            report.values["error"] = "interrupted"
+    if as_json:
+        print(report.json_line(), flush=True)
+    if report.exit_code:
+        raise typer.Exit(report.exit_code)
+
+
+@contextlib.contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Send stdout to stderr, also that of child processes, so that only the JSON line reaches stdout."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _jsonable(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(item) for item in value]
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return str(value)
+
+
+def show_table(title: str, rows: Mapping[str, str]) -> None:
+    """Print names and values: a framed table on a terminal, plain aligned lines elsewhere."""
+    if sys.stdout.isatty():
+        _show_rich(title, rows)
+        return
+    width = max(map(len, rows), default=0)
+    print(title)
+    for name, text in rows.items():
+        print(f"  {name:<{width}}  {text}".rstrip())
+
+
+def _show_rich(title: str, rows: Mapping[str, str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in rows.items():
+        table.add_row(name, Text(text))
+    Console().print(table)

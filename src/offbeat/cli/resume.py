@@ -1,0 +1,23 @@
+"""``offbeat resume``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from offbeat.cli.output import JsonFlag, reporting
+from offbeat.cli.train import Overrides
+
+RunDirectory = Annotated[str, typer.Argument(metavar="RUN", help="The directory of a run.")]
+"""The run that a verb works on."""
+
+
+def resume(run: RunDirectory, overrides: Overrides = None, as_json: JsonFlag = False) -> None:
+    """Go on with a run from its last checkpoint."""
+    from offbeat.cli.summary import finish
+
+    with reporting(as_json) as report:
+        from offbeat import api
+
+        finish(api.resume(run, overrides=overrides or []), report)

@@ -1,0 +1,55 @@
+"""The last words of a training run: what it reached, and the commands that go on from it."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from offbeat.cli.output import EXIT_INTERRUPTED, Report, show_table
+
+if TYPE_CHECKING:
+    from offbeat.api import Result
+
+
+def finish(result: Result, report: Report) -> None:
+    """Show the summary of a run and fill in what ``--json`` prints."""
+    show_table(f"offbeat: {result.reason}", summary_rows(result))
+    report.values.update(
+        run_dir=str(result.run_dir),
+        reason=result.reason,
+        rounds=result.rounds,
+        env_steps=result.env_steps,
+        wall_s=result.wall_s,
+        eval_return=result.eval_return,
+        digest=result.digest,
+        interrupted=result.interrupted,
+        metrics=result.metrics,
+    )
+    if result.interrupted:
+        report.exit_code = EXIT_INTERRUPTED
+
+
+def summary_rows(result: Result) -> dict[str, str]:
+    """The summary by line: counts, times, quality, then the next commands."""
+    rows = {
+        "rounds": f"{result.rounds:,}",
+        "environment steps": f"{result.env_steps:,}",
+        "wall time": f"{result.wall_s:.1f} s",
+        "steps per second": _rate(result),
+        "evaluation return": "not evaluated" if result.eval_return is None else f"{result.eval_return:.1f}",
+        "max staleness, last round": _count(result, "pace/max_sample_age"),
+        "dropped samples": _count(result, "pace/dropped_samples"),
+        "digest": result.digest,
+        "run directory": str(result.run_dir),
+    }
+    run = shlex.quote(str(result.run_dir))
+    return rows | {verb: f"offbeat {verb} {run}" for verb in ("resume", "eval", "replay")}
+
+
+def _rate(result: Result) -> str:
+    return f"{result.env_steps / result.wall_s:,.0f}" if result.wall_s > 0 else "unknown"
+
+
+def _count(result: Result, name: str) -> str:
+    value = result.metrics.get(name)
+    return "unknown" if value is None else f"{value:,.0f}"

@@ -1,0 +1,299 @@
+"""From a recipe name, a YAML file or a ``RunConfig``, with overrides, to a checked ``RunConfig``.
+
+Later layers win: defaults, then what a file extends, then the file, then ``key=value``. Every mistake is
+reported at once, with the place where its key was written.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+from ruamel.yaml import YAML
+
+from offbeat.config import layers
+from offbeat.config.checks import algorithm_conflicts, conflicts
+from offbeat.config.errors import ConfigProblems, Problem, did_you_mean, nearest
+from offbeat.config.fields import allowed
+from offbeat.config.layers import Layer, dotted
+from offbeat.config.models import AlgorithmConfig, Conflict, RunConfig, Section
+from offbeat.config.recipes import RecipeBook
+from offbeat.errors import ConfigError
+
+AlgorithmModel = Callable[[str], type[AlgorithmConfig]]
+"""Finds the config model of an algorithm by name; raises ``ConfigError`` with the fix when it cannot."""
+
+
+def load_config(
+    source: str | Path | RunConfig,
+    overrides: Mapping[str, object] | Sequence[str] = (),
+    *,
+    algorithm_model: AlgorithmModel,
+    recipes: RecipeBook | None = None,
+) -> RunConfig:
+    """Load, merge and check a configuration.
+
+    ``source`` is a recipe's name, a YAML file, or a config made in Python. ``overrides`` are dotted keys: as
+    ``key=value`` strings whose values are read as YAML, or as a mapping. Raises ``ConfigProblems``, which
+    lists every mistake.
+
+    Example: ``load_config("cartpole-ppo", ["run.seed=3"], algorithm_model=find_model)``.
+    """
+    name, found, problems = _read(source, recipes or RecipeBook())
+    on_top, more = layers.override_layer(overrides)
+    problems += more
+    if not found:
+        raise ConfigProblems(problems)
+    merged = layers.merge([*found, on_top])
+    if isinstance(source, RunConfig):
+        algorithm_model = _reuse_model(source.algorithm, algorithm_model)
+    config, more = _Validation(merged, algorithm_model).result()
+    if problems or more:
+        raise ConfigProblems(problems + more)
+    return config if config.run.name else _named(config, name)
+
+
+def dump_yaml(config: RunConfig) -> str:
+    """Write a configuration as YAML that ``load_config`` reads back to an equal one."""
+    stream = io.StringIO()
+    writer = YAML(typ="safe", pure=True)
+    writer.default_flow_style = False
+    writer.allow_unicode = False  # unescaped line separators would come back as line feeds
+    writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    writer.dump(config.model_dump(), stream)
+    return stream.getvalue()
+
+
+def _named(config: RunConfig, name: str | None) -> RunConfig:
+    return config.model_copy(update={"run": config.run.model_copy(update={"name": name})})
+
+
+def _reuse_model(algorithm: AlgorithmConfig, algorithm_model: AlgorithmModel) -> AlgorithmModel:
+    return lambda name: type(algorithm) if name == algorithm.name else algorithm_model(name)
+
+
+# ---------------------------------------------------------------- finding and reading files
+
+
+def _read(
+    source: str | Path | RunConfig, recipes: RecipeBook
+) -> tuple[str | None, list[Layer], list[Problem]]:
+    """Name of the run, its layers from bottom to top (none when one cannot be read), and problems."""
+    if isinstance(source, RunConfig):
+        return None, [Layer(source.model_dump(), {(): layers.Place("RunConfig")})], []
+    try:
+        path, shown = _locate(source, recipes, Path())
+    except ConfigError as error:
+        return None, [], [Problem(str(source), "", None, str(error))]
+    found, problems = _read_chain(path, shown, recipes, ())
+    return path.stem, found, problems
+
+
+def _locate(source: str | Path, recipes: RecipeBook, relative_to: Path) -> tuple[Path, str]:
+    """The file behind a recipe's name or a path, and how to call it in messages."""
+    if isinstance(source, str) and source in recipes.names():
+        return recipes.path(source), f"recipe {source}"
+    path = relative_to / source
+    try:
+        if path.is_file():
+            return path, str(source) if relative_to == Path() else str(path)
+        if path.is_dir():
+            raise ConfigError("is a directory; name a YAML file or a recipe")
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}") from error
+    close = nearest(Path(source).stem, recipes.names())
+    hint = f"did you mean the recipe {close}?" if close else f"recipes: {', '.join(recipes.names())}"
+    raise ConfigError(f"there is no file and no recipe of this name; {hint}")
+
+
+def _read_chain(
+    path: Path, shown: str, recipes: RecipeBook, opened: tuple[Path, ...]
+) -> tuple[list[Layer], list[Problem]]:
+    """Read a file and, below it, what it extends."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        return [], [Problem(shown, "", None, f"cannot be read: {reason}")]
+    layer, problems = layers.parse_yaml(text, shown)
+    if layer is None:
+        return [], problems
+    base = layer.values.pop("extends", None)
+    _forget_empty_sections(layer)
+    if base is None:
+        return [layer], problems
+    where = str(layer.place(("extends",)))
+    try:
+        below, shown_below = _extended(base, path, recipes, (*opened, path.resolve()))
+    except ConfigError as error:
+        return [], [*problems, Problem(where, "extends", _shown(base), str(error))]
+    chain, more = _read_chain(below, shown_below, recipes, (*opened, path.resolve()))
+    return ([*chain, layer] if chain else []), problems + more
+
+
+def _extended(base: object, path: Path, recipes: RecipeBook, opened: tuple[Path, ...]) -> tuple[Path, str]:
+    if not isinstance(base, str):
+        raise ConfigError("must be the name of a recipe or a file relative to this one")
+    below, shown = _locate(base, recipes, path.parent)
+    if below.resolve() in opened:
+        raise ConfigError("the files extend each other in a circle; remove one of these lines")
+    return below, shown
+
+
+def _forget_empty_sections(layer: Layer) -> None:
+    """A section with nothing under it changes nothing (its place stays known)."""
+    for name in RunConfig.model_fields:
+        if layer.values.get(name, ...) is None:
+            del layer.values[name]
+
+
+# ---------------------------------------------------------------- validation
+
+
+class _Validation:
+    """Turns merged settings into a config, collecting what is wrong with them."""
+
+    def __init__(self, layer: Layer, algorithm_model: AlgorithmModel) -> None:
+        self._layer = layer
+        self._problems: list[tuple[layers.Place, Problem]] = []
+        self._models = self._section_models(algorithm_model)
+
+    def result(self) -> tuple[RunConfig, list[Problem]]:
+        """The config and the problems, in the order in which their keys were written."""
+        self._unknown_sections()
+        sections: dict[str, Any] = {name: self._section(name, model) for name, model in self._models.items()}
+        config = RunConfig.model_construct(**sections)
+        broken = self._broken_sections()
+        for conflict in conflicts(config):
+            if not broken.intersection(key.split(".")[0] for key in conflict.keys):
+                self._conflict(conflict, config)
+        if not broken:
+            config = RunConfig(**{**sections, "algorithm": config.algorithm.resolved(config)})
+            for conflict in algorithm_conflicts(config):
+                self._conflict(conflict, config)
+        self._problems.sort(key=lambda found: (found[0].rank, found[0].line or 0))
+        return config, [problem for _, problem in self._problems]
+
+    def _section_models(self, algorithm_model: AlgorithmModel) -> dict[str, type[Section]]:
+        models: dict[str, Any] = {name: field.annotation for name, field in RunConfig.model_fields.items()}
+        section = self._layer.values.get("algorithm", {})
+        name = section.get("name") if isinstance(section, dict) else None
+        if isinstance(name, str):
+            try:
+                models["algorithm"] = algorithm_model(name)
+            except ConfigError as error:
+                self._add(("algorithm", "name"), str(error))
+        elif isinstance(section, dict):
+            self._add(("algorithm", "name"), "is required: the name of an algorithm (`offbeat list`)")
+        return models
+
+    def _unknown_sections(self) -> None:
+        for name in self._layer.values:
+            if name not in RunConfig.model_fields:
+                self._add((name,), _unknown_key(name, self._models, self._models))
+
+    def _broken_sections(self) -> set[str]:
+        return {problem.key.split(".")[0] for _, problem in self._problems}
+
+    def _section(self, name: str, model: type[Section]) -> Section:
+        """The valid section, or one of defaults that stands in for a broken one."""
+        if name in self._broken_sections():
+            return model.model_construct()
+        try:
+            return model.model_validate(self._layer.values.get(name, {}))
+        except ValidationError as error:
+            for details in error.errors(include_url=False):
+                self._explain(name, model, details)
+            return model.model_construct()
+
+    def _explain(self, name: str, model: type[Section], details: ErrorDetails) -> None:
+        location = details["loc"]
+        path, owner, field = _field_at(model, location)
+        if details["type"] == "extra_forbidden" and len(path) == len(location):
+            message = _unknown_key(str(path[-1]), owner.model_fields, self._models)
+        elif "error" in details.get("ctx", {}):
+            message = str(details["ctx"]["error"])
+        elif field is None:
+            message = "must be a section: indented `key: value` lines"
+        elif details["type"] == "missing":
+            message = f"is required: {allowed(field)}"
+        else:
+            message = f"must be {allowed(field)}" + (", finite" * (details["type"] == "finite_number"))
+        self._add((name, *path), message)
+
+    def _conflict(self, conflict: Conflict, config: RunConfig) -> None:
+        """Report at the key written last: the one the user just changed."""
+        paths = [tuple(key.split(".")) for key in conflict.keys]
+        written = [path for path in paths if path in self._layer.places] or paths[:1]
+        path = max(written, key=lambda path: self._layer.place(path).rank)
+        self._add(path, conflict.message, config.model_dump())
+
+    def _add(self, path: layers.Path, message: str, values: Mapping[str, object] | None = None) -> None:
+        place = self._layer.place(path)
+        given = _value_at(values or self._layer.values, path)
+        shown = None if given is _NOTHING else _shown(given)
+        found = (place, Problem(str(place), dotted(path), shown, message))
+        if found not in self._problems:
+            self._problems.append(found)
+
+
+def _field_at(
+    model: type[Section], location: Sequence[str | int]
+) -> tuple[layers.Path, type[Section], FieldInfo | None]:
+    """The deepest field that a pydantic location names: its path, the model that owns it, and itself.
+
+    What follows inside a field (a list position, a branch of a union) is not part of the path: the message
+    says what the whole field accepts.
+    """
+    owner, field = model, None
+    for depth, part in enumerate(location):
+        if part not in owner.model_fields:
+            return tuple(location[: depth + 1]), owner, field
+        field = owner.model_fields[str(part)]
+        inner = _section_inside(field.annotation)
+        if inner is None:
+            return tuple(location[: depth + 1]), owner, field
+        owner = inner
+    return tuple(location), owner, field
+
+
+def _section_inside(annotation: object) -> type[Section] | None:
+    """The one nested section that a field holds, optional or not."""
+    kinds = (annotation, *get_args(annotation))
+    nested = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
+    return nested[0] if len(nested) == 1 else None
+
+
+def _unknown_key(key: str, siblings: Mapping[str, object], sections: Mapping[str, type[Section]]) -> str:
+    """Say what an unknown key may have been: a sibling, or a field of that name in some section."""
+    section, dot, field = key.partition(".")
+    if dot and section in sections:
+        return f"unknown key; a dot does not nest in a file: write {field} under {section}:"
+    elsewhere = [f"{name}.{key}" for name, model in sections.items() if key in model.model_fields]
+    if elsewhere and nearest(key, siblings) is None:
+        return f"unknown key; did you mean {' or '.join(elsewhere)}?"
+    return f"unknown key; {did_you_mean(key, siblings)}"
+
+
+_NOTHING = object()
+
+
+def _value_at(values: object, path: layers.Path) -> object:
+    for part in path:
+        if not isinstance(values, Mapping) or part not in values:
+            return _NOTHING
+        values = values[part]
+    return values
+
+
+def _shown(value: object, limit: int = 60) -> str:
+    """A value as it would stand in YAML, cut to ``limit`` characters."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,0 +1,326 @@
+"""The configuration of a run: frozen pydantic models that refuse unknown keys and silent conversions.
+
+Example: ``RunConfig(algorithm=PPOConfig(name="ppo"), env=EnvConfig(id="CartPole-v1"))``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, Self, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationInfo, field_validator
+
+AUTO = -1
+"""The ``off_policy_degree`` that hands the dial to the tuner."""
+
+
+class Conflict(NamedTuple):
+    """Values that are fine one by one and cannot run together.
+
+    Example: ``Conflict(("env.num_envs", "runtime.num_workers"), "8 environments do not ...")``.
+    """
+
+    keys: tuple[str, ...]
+    message: str
+
+
+class Section(BaseModel):
+    """Base of every part of a configuration, plugins' algorithm settings included.
+
+    Values are taken as they are written: ``"8"`` or ``true`` is no number. Two spellings that YAML makes
+    natural are accepted: ``1e6`` for a whole number and a list for a tuple.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _accept_yaml_spellings(cls, value: object, info: ValidationInfo) -> object:
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        kinds = (annotation, *get_args(annotation))
+        if isinstance(value, float) and value.is_integer() and int in kinds and float not in kinds:
+            return int(value)
+        if isinstance(value, list) and any(get_origin(kind) is tuple for kind in kinds):
+            return tuple(value)
+        return value
+
+
+class AlgorithmConfig(Section):
+    """What every algorithm's own settings start from; the subclass is chosen by ``name``."""
+
+    name: str = Field(
+        description="Which algorithm trains: a built-in one or a plugin; `offbeat list` shows them."
+    )
+    segments_per_round: int | None = Field(
+        default=None,
+        ge=1,
+        description="Segments that one round trains; null: one per worker (runtime.num_workers).",
+    )
+
+    def resolved(self, config: RunConfig) -> Self:
+        """Fill in what depends on the rest of the run; works on any config whose fields are valid."""
+        return self
+
+    def problems(self, config: RunConfig) -> list[tuple[str, str]]:
+        """List (key, message) of settings that cannot run with the rest of ``config``.
+
+        A key without a dot is one of this section. Called on the resolved settings.
+        """
+        return []
+
+    def samples_per_segment(self, config: RunConfig) -> int | None:
+        """Environment steps in one segment: ``num_steps`` times a worker's environments; None if unknown."""
+        num_steps = getattr(self, "num_steps", None)
+        return num_steps * config.envs_per_worker if isinstance(num_steps, int) else None
+
+
+class EnvConfig(Section):
+    """The environments and how many."""
+
+    id: str = Field(min_length=1, description="Environment to make: a Gymnasium id or one of offbeat's own.")
+    num_envs: int = Field(
+        default=8,
+        ge=1,
+        description="Environments over all workers together; must divide by runtime.num_workers.",
+    )
+    kwargs: dict[str, Any] = Field(
+        default={}, description="Arguments for the environment's constructor; null drops the inherited ones."
+    )
+    vectorize: Literal["auto", "vector", "loop"] = Field(
+        default="auto",
+        description="How a worker steps its environments: `vector` uses the environment's own vectorised"
+        " version, `loop` steps one after the other, `auto` takes `vector` where there is one.",
+    )
+    max_episode_steps: int | None = Field(
+        default=None,
+        ge=1,
+        description="Truncate episodes after this many steps; null: the environment's own limit.",
+    )
+
+    @field_validator("kwargs", mode="before")
+    @classmethod
+    def _null_is_empty(cls, value: object) -> object:
+        return {} if value is None else value
+
+    @field_validator("kwargs")
+    @classmethod
+    def _only_plain_values(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if not is_plain(value):
+            raise ValueError("must hold plain values (numbers, text, lists, mappings) that a file can keep")
+        return value
+
+
+def is_plain(value: object) -> bool:
+    """Say whether a YAML file can hold the value and give it back unchanged."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_plain(item) for key, item in value.items())
+    if isinstance(value, list):
+        return all(map(is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+class AsyncTrainingConfig(Section):
+    """The dial between synchronous and asynchronous training, and its neighbours."""
+
+    off_policy_degree: int = Field(
+        default=0,
+        ge=AUTO,
+        description="The dial k: no sample is trained more than k versions after the weights that made it."
+        " 0: strictly on-policy; -1: tuned while running, between 0 and auto_max.",
+    )
+    auto_max: int = Field(default=8, ge=0, description="Largest k, in versions, that the tuner may choose.")
+    enable_async_eval: bool = Field(
+        default=False,
+        description="Evaluate a frozen snapshot beside training instead of pausing training for it.",
+    )
+    weight_sync_interval: int = Field(
+        default=1,
+        ge=1,
+        description="Rounds between two publications of weights; at most off_policy_degree + 1.",
+    )
+    staleness_threshold: int = Field(
+        default=0,
+        ge=0,
+        description="Samples older than this many versions count in pace/stale_samples_ratio.",
+    )
+    max_staleness_allowed: int | None = Field(
+        default=None,
+        ge=0,
+        description="Hard cap in versions: a dial or auto_max above it is refused, at load and when turned"
+        " live; null: no cap.",
+    )
+    max_queue_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="Cap on segments that are collected or collecting and not yet trained, at least the"
+        " segments of a round; null: what the dial allows.",
+    )
+    min_batch_count: int | None = Field(
+        default=None,
+        ge=1,
+        description="Segments that must have arrived before the first round; null: the segments of a round.",
+    )
+    batch_timeout: float = Field(
+        default=300.0,
+        gt=0,
+        description="Longest wait of the learner for segments, in seconds; then the run ends and says whom"
+        " it waited for.",
+    )
+    generation_timeout: float = Field(
+        default=120.0,
+        gt=0,
+        description="Longest time for one segment, in seconds; a collector past it is killed and replaced.",
+    )
+    batch_generation_interval: float = Field(
+        default=0.0, ge=0, description="Least time between two tickets, in seconds; 0: no brake."
+    )
+    max_sync_retries: int = Field(
+        default=3, ge=0, description="Further tries after publishing weights failed."
+    )
+    sync_timeout: float = Field(
+        default=30.0, gt=0, description="Longest time for one publication, in seconds."
+    )
+    sync_retry_delay: float = Field(
+        default=0.1, ge=0, description="Pause before publishing again, in seconds."
+    )
+    enable_async_debug_log: bool = Field(
+        default=False, description="Log every ticket, arrival, round and publication."
+    )
+
+    @property
+    def smallest_degree(self) -> int:
+        """The least k this run may use: 0 when the tuner holds the dial."""
+        return max(self.off_policy_degree, 0)
+
+    @property
+    def largest_degree(self) -> int:
+        """The staleness bound of the run: k, or ``auto_max`` when the tuner holds the dial."""
+        return self.auto_max if self.off_policy_degree == AUTO else self.off_policy_degree
+
+
+class RuntimeConfig(Section):
+    """Where collectors live and how many there are."""
+
+    kind: Literal["inline", "threads", "processes"] = Field(
+        default="processes",
+        description="Where collectors live: `inline` takes turns in one thread, `threads` in threads of this"
+        " process, `processes` in processes of their own.",
+    )
+    num_workers: int = Field(default=2, ge=1, description="Number of collectors.")
+    torch_threads: int = Field(default=1, ge=1, description="Threads torch may use in the learner.")
+    worker_torch_threads: int = Field(
+        default=1,
+        ge=1,
+        description="Threads torch may use in each collector; more than 1 rarely pays for small networks.",
+    )
+    max_worker_restarts: int = Field(
+        default=10, ge=0, description="Collectors replaced over the whole run before it gives up."
+    )
+    start_timeout_s: float = Field(
+        default=60.0, gt=0, description="Longest start of a collector, in seconds."
+    )
+
+
+class RunSection(Section):
+    """The run itself: how long, from which seed, where its files go."""
+
+    dir: str | None = Field(
+        default=None, min_length=1, description="Directory of the run; null: `runs/<name>-<date>-<time>`."
+    )
+    rounds: int = Field(
+        default=100, ge=1, description="Training rounds; each makes one new version of the weights."
+    )
+    seed: int = Field(default=0, ge=0, description="Seed that every random choice of the run derives from.")
+    name: str | None = Field(
+        default=None, min_length=1, description="Name of the run; null: the name of its recipe or file."
+    )
+    stop_return: float | None = Field(
+        default=None,
+        description="Stop once the mean return of the last 100 training episodes reaches this; null: never.",
+    )
+
+
+class EvalConfig(Section):
+    """When and how frozen weights are judged."""
+
+    interval_rounds: int | None = Field(
+        default=None, ge=1, description="Rounds between two evaluations; null: none before the end."
+    )
+    episodes: int = Field(default=10, ge=1, description="Episodes of one evaluation.")
+    num_envs: int = Field(default=10, ge=1, description="Environments that play them side by side.")
+    deterministic: bool = Field(
+        default=True, description="Take the most likely action instead of drawing one from the policy."
+    )
+    at_end: bool = Field(default=True, description="Evaluate the last weights when the run ends.")
+
+
+class CheckpointConfig(Section):
+    """When the run is saved, so that it can be resumed."""
+
+    enabled: bool = Field(default=True, description="Save checkpoints; without them a run cannot be resumed.")
+    interval_rounds: int | None = Field(
+        default=25, ge=1, description="Rounds between two checkpoints; null: not by rounds."
+    )
+    interval_s: float | None = Field(
+        default=60.0,
+        gt=0,
+        description="Seconds between two checkpoints; null: not by time. Whichever is due first.",
+    )
+    keep: int = Field(
+        default=2, ge=2, description="Newest checkpoints kept; at least 2, so that one may be torn."
+    )
+    keep_best: bool = Field(
+        default=True, description="Also keep the checkpoint with the best evaluation return."
+    )
+
+
+class ObserveConfig(Section):
+    """What a run shows and writes while it goes."""
+
+    stats_interval_s: float = Field(
+        default=30.0, gt=0, description="Seconds between two samples of memory, CPU and worker health."
+    )
+    tensorboard: bool | None = Field(
+        default=None, description="Mirror metrics to TensorBoard; null: when tensorboard is installed."
+    )
+    use_wandb: bool = Field(
+        default=False, description="Mirror metrics to Weights & Biases; needs the extra `offbeat[wandb]`."
+    )
+    wandb_project: str = Field(default="offbeat", min_length=1, description="Weights & Biases project.")
+    console: Literal["auto", "rich", "plain", "none"] = Field(
+        default="auto",
+        description="Progress display: `auto` is `rich` on a terminal and `plain` lines elsewhere.",
+    )
+    log_interval_s: float = Field(default=2.0, gt=0, description="Seconds between two plain progress lines.")
+
+
+class RunConfig(Section):
+    """Everything about one run. Only ``algorithm.name`` and ``env.id`` have no default."""
+
+    algorithm: SerializeAsAny[AlgorithmConfig] = Field(description="What trains, with its settings.")
+    env: EnvConfig = Field(description="The environments.")
+    async_training: AsyncTrainingConfig = Field(
+        default=AsyncTrainingConfig(), description="The dial and its neighbours."
+    )
+    runtime: RuntimeConfig = Field(default=RuntimeConfig(), description="Where collectors live.")
+    run: RunSection = Field(default=RunSection(), description="Length, seed and place of the run.")
+    eval: EvalConfig = Field(default=EvalConfig(), description="Evaluation.")
+    checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="Checkpoints.")
+    observe: ObserveConfig = Field(
+        default=ObserveConfig(), description="Console, TensorBoard, Weights & Biases."
+    )
+
+    @property
+    def segments_per_round(self) -> int:
+        """Segments that one round trains."""
+        return self.algorithm.segments_per_round or self.runtime.num_workers
+
+    @property
+    def envs_per_worker(self) -> int:
+        """Environments that one collector steps."""
+        return self.env.num_envs // self.runtime.num_workers
+
+    @property
+    def max_outstanding_segments(self) -> int:
+        """Most segments that can be issued and untrained at once: k + 1 rounds, or ``max_queue_size``."""
+        by_dial = (self.async_training.largest_degree + 1) * self.segments_per_round
+        return min(by_dial, self.async_training.max_queue_size or by_dial)

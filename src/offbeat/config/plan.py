@@ -1,0 +1,144 @@
+"""What a configuration will do, in words: for ``offbeat check``."""
+
+from __future__ import annotations
+
+from offbeat.config.loader import dump_yaml
+from offbeat.config.models import AUTO, RunConfig
+
+
+def describe(config: RunConfig, step_bytes: int | None = None) -> str:
+    """The resolved configuration and the plan of the run.
+
+    ``step_bytes`` is the size of one environment step in a segment, for the memory guess; None: not known.
+    """
+    rows = plan(config, step_bytes)
+    width = max(map(len, rows))
+    lines = [f"  {name:<{width}}  {text}" for name, text in rows.items()]
+    notes = [f"  note: {text}" for text in remarks(config)]
+    return "\n".join([dump_yaml(config), "plan:", *lines, *notes])
+
+
+def plan(config: RunConfig, step_bytes: int | None = None) -> dict[str, str]:
+    """The plan of the run by topic: who works where, how much a round is, how old samples may get."""
+    return {
+        "collectors": _collectors(config),
+        "learner": f"in this process, {_count(config.runtime.torch_threads, 'torch thread')}",
+        "evaluation": _evaluation(config),
+        "round": _round(config),
+        "run": _run(config),
+        "staleness": staleness_bound(config),
+        "memory": _memory(config, step_bytes),
+        "checkpoints": _checkpoints(config),
+    }
+
+
+def staleness_bound(config: RunConfig) -> str:
+    """The promise of the dial in a sentence."""
+    dial = config.async_training
+    if dial.off_policy_degree == AUTO:
+        return (
+            f"tuned while running: at most {_count(dial.auto_max, 'version')}, and as few as keep learner and"
+            " collectors busy"
+        )
+    if dial.off_policy_degree == 0:
+        return "none: strictly on-policy, every sample is trained by the very weights that collected it"
+    versions, rounds = (_count(dial.off_policy_degree, noun) for noun in ("version", "round"))
+    return f"at most {versions}: collectors run up to {rounds} ahead of the learner"
+
+
+def remarks(config: RunConfig) -> list[str]:
+    """Settings that work and probably do not do what was meant."""
+    dial, evaluation = config.async_training, config.eval
+    never_evaluated = evaluation.interval_rounds is None and not evaluation.at_end
+    found = {
+        "enable_async_eval has nothing to do until eval.interval_rounds is set": (
+            dial.enable_async_eval and evaluation.interval_rounds is None
+        ),
+        "nothing is ever evaluated, so no checkpoint is known to be the best": (
+            never_evaluated and config.checkpoint.enabled and config.checkpoint.keep_best
+        ),
+        "runtime.kind inline takes turns in one thread, so off_policy_degree above 0 saves no time": (
+            config.runtime.kind == "inline" and dial.largest_degree > 0
+        ),
+        "the run would end (batch_timeout) before a hung collector is replaced (generation_timeout)": (
+            dial.generation_timeout >= dial.batch_timeout
+        ),
+        "checkpoints are off: the run cannot be resumed": not config.checkpoint.enabled,
+    }
+    return [text for text, applies in found.items() if applies]
+
+
+def _collectors(config: RunConfig) -> str:
+    workers, envs = config.runtime.num_workers, config.envs_per_worker
+    where = {"inline": "taking turns in this process", "threads": "in threads of this process"}.get(
+        config.runtime.kind, "in processes of their own"
+    )
+    threads = _count(config.runtime.worker_torch_threads, "torch thread")
+    return f"{workers} {where}, each with {_count(envs, 'environment')} of {config.env.id} and {threads}"
+
+
+def _evaluation(config: RunConfig) -> str:
+    evaluation = config.eval
+    if evaluation.interval_rounds is None and not evaluation.at_end:
+        return "never"
+    how = "beside training" if config.async_training.enable_async_eval else "training pauses for it"
+    times = (
+        [f"every {_count(evaluation.interval_rounds, 'round')} ({how})"] if evaluation.interval_rounds else []
+    )
+    times += ["at the end"] if evaluation.at_end else []
+    envs = min(evaluation.num_envs, evaluation.episodes)
+    return f"{' and '.join(times)}: {_count(evaluation.episodes, 'episode')} in {_count(envs, 'environment')}"
+
+
+def _round(config: RunConfig) -> str:
+    segments = _count(config.segments_per_round, "segment")
+    samples = config.algorithm.samples_per_segment(config)
+    if samples is None:
+        return segments
+    return f"{segments} of {samples:,} samples = {config.segments_per_round * samples:,} samples"
+
+
+def _run(config: RunConfig) -> str:
+    rounds = _count(config.run.rounds, "round")
+    samples = config.algorithm.samples_per_segment(config)
+    total = (
+        "" if samples is None else f" = {config.run.rounds * config.segments_per_round * samples:,} samples"
+    )
+    stop = config.run.stop_return
+    early = "" if stop is None else f", ending early at a mean return of {stop:g}"
+    return f"{rounds}{total}{early}, seed {config.run.seed}, in {config.run.dir or _default_dir(config)}"
+
+
+def _default_dir(config: RunConfig) -> str:
+    return f"runs/{config.run.name or config.algorithm.name}-<date>-<time>"
+
+
+def _memory(config: RunConfig, step_bytes: int | None) -> str:
+    most = f"at most {_count(config.max_outstanding_segments, 'segment')} collected or collecting at once"
+    samples = config.algorithm.samples_per_segment(config)
+    if samples is None or step_bytes is None:
+        return most
+    each = samples * step_bytes
+    return f"{most}, about {_size(each)} each: {_size(each * config.max_outstanding_segments)}"
+
+
+def _checkpoints(config: RunConfig) -> str:
+    saving = config.checkpoint
+    if not saving.enabled:
+        return "none"
+    times = [f"every {_count(saving.interval_rounds, 'round')}"] if saving.interval_rounds else []
+    times += [f"every {saving.interval_s:g} s"] if saving.interval_s else []
+    best = " and the best" if saving.keep_best else ""
+    return f"{' or '.join([*times, 'at the end'])}; the newest {saving.keep}{best} are kept"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.3g} GB"

@@ -1,0 +1,11 @@
+"""Environments: making them, stepping many at once, and taking and putting back their state. No torch."""
+
+from __future__ import annotations
+
+from offbeat.envs.make import make_world
+from offbeat.envs.memory import register_memory
+from offbeat.envs.world import Step, World
+
+register_memory()
+
+__all__ = ["Step", "World", "make_world"]

@@ -1,0 +1,163 @@
+"""Does an environment keep its contract? Complaints name it, what it returned and what its space says."""
+
+from __future__ import annotations
+
+import math
+import random
+import warnings
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import gymnasium
+import numpy as np
+
+from offbeat.errors import EnvError
+from offbeat.types import Array
+
+
+def box_of(name: str, space: gymnasium.Space[Any]) -> gymnasium.spaces.Box:
+    """Return the Box that a world shows for an observation space: itself, or one-hot for a Discrete."""
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return gymnasium.spaces.Box(0.0, 1.0, (int(space.n),), np.float32)
+    if isinstance(space, gymnasium.spaces.Box):
+        return space
+    raise EnvError(
+        f"{name}: observations must be Box or Discrete, its observation_space is {space}; "
+        "wrap the environment with gymnasium.wrappers.FlattenObservation"
+    )
+
+
+def check_action_space(name: str, space: gymnasium.Space[Any]) -> None:
+    """Refuse action spaces that no world can take actions for."""
+    allowed = (gymnasium.spaces.Discrete, gymnasium.spaces.MultiDiscrete, gymnasium.spaces.Box)
+    if not isinstance(space, allowed):
+        raise EnvError(
+            f"{name}: actions must be Discrete, MultiDiscrete or Box, its action_space is {space}; "
+            "wrap the environment so that it takes one of these"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What the environment called ``name`` promised through its observation space."""
+
+    name: str
+    space: gymnasium.spaces.Box
+
+    def fits(self, obs: object, shape: tuple[int, ...]) -> TypeGuard[Array]:
+        """Tell whether ``obs`` is an array of this shape whose dtype goes into the space's without loss."""
+        if type(obs) is not np.ndarray or obs.shape != shape:
+            return False
+        return obs.dtype == self.space.dtype or np.can_cast(obs.dtype, self.space.dtype)
+
+    def complain_obs(self, obs: object, where: str, shape: tuple[int, ...]) -> EnvError:
+        """Say what is wrong with an observation that does not fit."""
+        return EnvError(
+            f"{self.name}: {where} returned an observation that is {_describe(obs)}, but its "
+            f"observation_space is {self.space}, so it must be a numpy array of shape {shape} and dtype {self.space.dtype}; "
+            "correct what the environment returns, or its observation_space"
+        )
+
+    def check_finite(self, obs: Array, where: str) -> None:
+        """Refuse NaN and infinite observations ``[N, ...]``."""
+        if obs.dtype.kind == "f" and not _is_finite(obs):
+            index, row = _first_bad(obs)
+            raise EnvError(
+                f"{self.name}: {where} of environment {index} returned an observation with "
+                f"{_bad_values(row)}, which is not in its observation_space {self.space}; "
+                "find where the environment divides by zero or lets a value grow without bound"
+            )
+
+    def check_rewards(self, rewards: Array) -> None:
+        """Refuse NaN and infinite rewards ``[N]``."""
+        if not _is_finite(rewards):
+            index, reward = _first_bad(rewards)
+            raise EnvError(
+                f"{self.name}: step() of environment {index} returned the reward {float(reward)}, "
+                "a reward must be a finite number; correct the environment's reward"
+            )
+
+    def check_scalars(self, reward: object, terminated: object, truncated: object) -> None:
+        """Check the types of what one step of one environment returned beside its observation."""
+        if not isinstance(reward, (int, float, np.integer, np.floating)):
+            raise EnvError(
+                f"{self.name}: step() returned a reward that is {_describe(reward)}; return a float"
+            )
+        for flag, value in (("terminated", terminated), ("truncated", truncated)):
+            if not isinstance(value, (bool, np.bool_)):
+                raise EnvError(
+                    f"{self.name}: step() returned {flag} that is {_describe(value)}; return a bool"
+                )
+
+    def check_vectors(self, num_envs: int, rewards: object, terminated: object, truncated: object) -> None:
+        """Check shapes and dtypes of what a step of a vector environment returned beside observations."""
+        for part, value, kinds in (
+            ("rewards", rewards, "biuf"),
+            ("terminated", terminated, "b"),
+            ("truncated", truncated, "b"),
+        ):
+            array = np.asarray(value)
+            if array.shape != (num_envs,) or array.dtype.kind not in kinds:
+                raise EnvError(
+                    f"{self.name}: step() returned {part} that is {_describe(value)}; "
+                    f"return one {'number' if 'f' in kinds else 'bool'} for each of {num_envs} environments"
+                )
+
+
+class GlobalRandomness:
+    """Notices environments that draw from the process-wide generators, which no seed or state reaches."""
+
+    __slots__ = ("_before", "_name", "found")
+
+    def __init__(self, name: str) -> None:
+        self.found = False
+        self._name = name
+        self._before: tuple[object, ...] = ()
+
+    def begin(self) -> None:
+        """Look at the generators before the environment is called."""
+        self._before = _global_states()
+
+    def end(self) -> None:
+        """Look again after the call; warn and remember when something drew from them."""
+        if self.found or _global_states() == self._before:
+            return
+        self.found = True
+        warnings.warn(
+            f"{self._name} draws from Python's or numpy's global random state: runs with it cannot be "
+            "repeated, and its state cannot be saved; make it draw from self.np_random",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def _global_states() -> tuple[object, ...]:
+    state = np.random.get_state(legacy=False)
+    assert isinstance(state, dict)
+    inner = state["state"]
+    return random.getstate(), inner["key"].tobytes(), inner["pos"], state["has_gauss"]
+
+
+def _is_finite(values: Array) -> bool:
+    # The dot product is a cheap filter (NaN and inf survive it); only what overflows needs the second look.
+    flat = values.reshape(-1)
+    return math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(values).all())
+
+
+def _first_bad(values: Array) -> tuple[int, Array]:
+    finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+    index = int(np.argmin(finite))
+    return index, values[index]
+
+
+def _bad_values(row: Array) -> str:
+    places = np.argwhere(~np.isfinite(row))
+    first = tuple(int(part) for part in places[0])
+    return f"{row[first]} at index {first}" + (f" and {len(places) - 1} more" if len(places) > 1 else "")
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape} and dtype {value.dtype}"
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} of type {type(value).__name__}"

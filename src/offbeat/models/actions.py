@@ -1,0 +1,147 @@
+"""Action distributions in numpy: how outputs of an actor become actions and log-probabilities.
+
+``outputs`` ``[..., P]`` are logits for discrete actions, and means followed by log-deviations for
+continuous ones. Noise is drawn for a whole segment at once, so that a step costs two or three calls.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from offbeat.errors import EnvError
+from offbeat.types import Array
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+HALF_LOG_2PI = np.float32(0.5 * math.log(2 * math.pi))
+
+
+@dataclass(frozen=True, slots=True)
+class CategoricalActions:
+    """One or several independent categorical choices (Discrete, MultiDiscrete).
+
+    ``nvec`` counts the options of each choice, ``starts`` is the first option's number. ``shape`` is ()
+    for Discrete. Stored actions count from 0: ``[..., *shape]`` int64.
+
+    Example: ``CategoricalActions(nvec=(2,), starts=(0,), shape=())`` for CartPole.
+    """
+
+    nvec: tuple[int, ...]
+    starts: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: str = "int64"
+
+    @property
+    def num_outputs(self) -> int:
+        """Logits of all choices together."""
+        return sum(self.nvec)
+
+    def noise(self, rng: np.random.Generator, num_steps: int, num_envs: int) -> Floats:
+        """Gumbel noise ``[T, N, P]``: the largest of logit + noise is a draw from the softmax."""
+        draws = rng.standard_exponential((num_steps, num_envs, self.num_outputs), dtype=np.float32)
+        # An exponential draw of exactly 0 would be infinite noise.
+        return -np.log(np.maximum(draws, np.float32(1e-30)))
+
+    def sample(self, outputs: Floats, noise: Floats) -> Ints:
+        """Draw actions ``[N, *shape]`` from outputs ``[N, P]`` and one step's noise ``[N, P]``."""
+        return self.mode(outputs + noise)
+
+    def mode(self, outputs: Floats) -> Ints:
+        """The likeliest actions ``[..., *shape]``."""
+        if not self.shape:
+            return outputs.argmax(axis=-1)
+        choices = [part.argmax(axis=-1) for part in self.split(outputs)]
+        return np.stack(choices, axis=-1).reshape(*outputs.shape[:-1], *self.shape)
+
+    def log_prob(self, outputs: Floats, actions: Ints) -> Floats:
+        """Log-probability ``[...]`` of stored actions ``[..., *shape]`` under outputs ``[..., P]``."""
+        chosen = actions.reshape(*outputs.shape[:-1], len(self.nvec))
+        total: Floats = np.zeros(outputs.shape[:-1], np.float32)
+        for index, logits in enumerate(self.split(outputs)):
+            total += _log_softmax_at(logits, chosen[..., index])
+        return total
+
+    def to_env(self, actions: Ints) -> Array:
+        """What the environment's ``step`` takes."""
+        if not any(self.starts):
+            return actions
+        return actions + np.asarray(self.starts).reshape(self.shape)
+
+    def split(self, outputs: Floats) -> list[Floats]:
+        """Logits of each choice, ``[..., nvec[i]]``."""
+        if len(self.nvec) == 1:
+            return [outputs]
+        return np.split(outputs, np.cumsum(self.nvec)[:-1], axis=-1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GaussianActions:
+    """Diagonal Gaussian over a Box; actions are clipped to the box on their way to the environment.
+
+    The stored action ``[..., *shape]`` float32 is the unclipped one, and so is its log-probability:
+    the ratio of two policies is then exact whatever the bounds. ``low`` and ``high`` are ``[*shape]``.
+    """
+
+    low: Array
+    high: Array
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    @property
+    def num_outputs(self) -> int:
+        """Means and log-deviations."""
+        return 2 * self.low.size
+
+    def noise(self, rng: np.random.Generator, num_steps: int, num_envs: int) -> Floats:
+        """Standard normal noise ``[T, N, D]``."""
+        return rng.standard_normal((num_steps, num_envs, self.low.size), dtype=np.float32)
+
+    def sample(self, outputs: Floats, noise: Floats) -> Floats:
+        """Draw actions ``[N, *shape]`` from outputs ``[N, 2 D]`` and one step's noise ``[N, D]``."""
+        mean, log_std = self._split(outputs)
+        return (mean + np.exp(log_std) * noise).reshape(-1, *self.shape)
+
+    def mode(self, outputs: Floats) -> Floats:
+        """The means ``[..., *shape]``."""
+        return self._split(outputs)[0].reshape(*outputs.shape[:-1], *self.shape)
+
+    def log_prob(self, outputs: Floats, actions: Floats) -> Floats:
+        """Log-density ``[...]`` of stored actions ``[..., *shape]`` under outputs ``[..., 2 D]``."""
+        mean, log_std = self._split(outputs)
+        scaled = (actions.reshape(mean.shape) - mean) * np.exp(-log_std)
+        density: Floats = np.float32(-0.5) * np.square(scaled) - log_std - HALF_LOG_2PI
+        return density.sum(axis=-1)
+
+    def to_env(self, actions: Floats) -> Array:
+        """What the environment's ``step`` takes: inside the box, in its dtype."""
+        return np.clip(actions, self.low, self.high).astype(self.low.dtype, copy=False)
+
+    def _split(self, outputs: Floats) -> tuple[Floats, Floats]:
+        return outputs[..., : self.low.size], outputs[..., self.low.size :]
+
+
+Actions = CategoricalActions | GaussianActions
+
+
+def action_head(space: gymnasium.Space[Any]) -> Actions:
+    """The distribution for a Discrete, MultiDiscrete or Box space; refuse others."""
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return CategoricalActions((int(space.n),), (int(space.start),), ())
+    if isinstance(space, gymnasium.spaces.MultiDiscrete):
+        nvec = tuple(int(n) for n in space.nvec.flat)
+        return CategoricalActions(nvec, tuple(int(n) for n in space.start.flat), space.nvec.shape)
+    if isinstance(space, gymnasium.spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return GaussianActions(space.low, space.high, space.shape)
+    raise EnvError(f"PPO needs Discrete, MultiDiscrete or float Box actions, this environment has {space}")
+
+
+def _log_softmax_at(logits: Floats, index: Ints) -> Floats:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    chosen: Floats = np.take_along_axis(shifted, index[..., None], axis=-1)[..., 0]
+    return chosen - np.log(np.exp(shifted).sum(axis=-1))

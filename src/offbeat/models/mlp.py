@@ -1,0 +1,90 @@
+"""A dense network with its backward pass written out.
+
+With layers of 64 units the time goes into calls, not into arithmetic: without a graph, and with numpy's
+vectorised tanh, an update on the CPU costs half of what it does with autograd.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from offbeat.models.spec import Activation
+
+
+class MLP(nn.Module):
+    """Dense layers ``sizes[0] -> ... -> sizes[-1]``, the last one linear. Never part of an autograd graph.
+
+    Parameters are named ``0.weight`` ``[out, in]``, ``0.bias`` ``[out]``, ``1.weight``, ... Weights are
+    orthogonal with gain sqrt(2), the last with ``last_gain``; biases are 0 (https://arxiv.org/abs/2005.12729).
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], activation: Activation, generator: torch.Generator, *, last_gain: float
+    ) -> None:
+        super().__init__()
+        self._activation = activation
+        gains = [math.sqrt(2)] * (len(sizes) - 2) + [last_gain]
+        self._layers = [
+            linear(num_in, num_out, gain, generator)
+            for num_in, num_out, gain in zip(sizes[:-1], sizes[1:], gains, strict=True)
+        ]
+        for index, layer in enumerate(self._layers):
+            self.add_module(str(index), layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[M, in]`` to ``[M, out]``."""
+        return self.trace(x)[-1]
+
+    @torch.no_grad()
+    def trace(self, x: Tensor) -> list[Tensor]:
+        """Inputs of every layer, and last the output ``[M, out]``: what ``backward`` needs."""
+        trace = [x]
+        for layer in self._layers:
+            x = torch.addmm(layer.bias, x, layer.weight.t())
+            trace.append(x)
+            if layer is not self._layers[-1]:
+                activate_(x, self._activation)
+        return trace
+
+    @torch.no_grad()
+    def backward(self, trace: list[Tensor], grad: Tensor) -> None:
+        """Add the parameters' gradients to their ``grad``, given that by the output ``[M, out]``."""
+        for index in range(len(self._layers) - 1, -1, -1):
+            layer, x = self._layers[index], trace[index]
+            assert layer.weight.grad is not None
+            assert layer.bias.grad is not None
+            layer.bias.grad.add_(grad.sum(0))
+            layer.weight.grad.addmm_(grad.t(), x)
+            if index:
+                grad = _activation_backward(torch.mm(grad, layer.weight), x, self._activation)
+
+
+def linear(num_in: int, num_out: int, gain: float, generator: torch.Generator) -> nn.Linear:
+    """A dense layer with an orthogonal weight and bias 0, made without the global random state."""
+    layer: nn.Linear = nn.utils.skip_init(nn.Linear, num_in, num_out)
+    nn.init.orthogonal_(layer.weight, gain, generator=generator)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def activate_(x: Tensor, activation: Activation) -> None:
+    """Apply the activation in place, without gradients."""
+    if activation == "relu":
+        x.relu_()
+    elif x.is_cpu:
+        # numpy's tanh is 7 times faster than torch's on the CPU, and the collectors' own.
+        view = x.numpy()
+        np.tanh(view, out=view)
+    else:
+        x.tanh_()
+
+
+def _activation_backward(grad: Tensor, out: Tensor, activation: Activation) -> Tensor:
+    if activation == "tanh":
+        return torch.ops.aten.tanh_backward(grad, out)  # type: ignore[no-any-return]
+    return grad.mul_(out > 0)

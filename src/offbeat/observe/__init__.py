@@ -1,0 +1,52 @@
+"""Seeing what a run does: journals, metrics, callbacks, the console and sinks for other tools."""
+
+from offbeat.observe.callbacks import (
+    Callback,
+    CallbackList,
+    CheckpointInfo,
+    EvalInfo,
+    FinishInfo,
+    MetricValue,
+    RoundInfo,
+    RunInfo,
+    RunSummary,
+    WorkerLostInfo,
+)
+from offbeat.observe.console import make_console, preview
+from offbeat.observe.events import EventLog, ScheduleLog, read_events, read_rounds, read_schedule
+from offbeat.observe.logs import close_log, debug_ticket, open_log
+from offbeat.observe.meter import PaceMeter, PaceView
+from offbeat.observe.sinks import Sink, SinkList, make_sinks
+from offbeat.observe.stats import StatsLog, component_statistics
+from offbeat.observe.system import SystemMonitor
+
+__all__ = [
+    "Callback",
+    "CallbackList",
+    "CheckpointInfo",
+    "EvalInfo",
+    "EventLog",
+    "FinishInfo",
+    "MetricValue",
+    "PaceMeter",
+    "PaceView",
+    "RoundInfo",
+    "RunInfo",
+    "RunSummary",
+    "ScheduleLog",
+    "Sink",
+    "SinkList",
+    "StatsLog",
+    "SystemMonitor",
+    "WorkerLostInfo",
+    "close_log",
+    "component_statistics",
+    "debug_ticket",
+    "make_console",
+    "make_sinks",
+    "open_log",
+    "preview",
+    "read_events",
+    "read_rounds",
+    "read_schedule",
+]

@@ -1,0 +1,206 @@
+"""Hooks into a run: what happened, as frozen messages, to whoever wants to know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from offbeat.errors import OffbeatError
+
+MetricValue = float | str
+"""Numbers, but for a few words such as ``pace/bottleneck``."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """What a run is, in a line.
+
+    Example: ``RunSummary("cartpole", "ppo", "CartPole-v1", "processes", 2, 300, 1, Path("runs/x"))``.
+    """
+
+    name: str
+    algorithm: str
+    env_id: str
+    runtime: str
+    num_workers: int
+    rounds: int
+    off_policy_degree: int
+    directory: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """The run begins, or goes on at ``resumed_from``.
+
+    ``stop(reason)`` ends it cleanly and ``turn(k)`` turns ``off_policy_degree``, at any later time and from
+    any thread.
+    """
+
+    summary: RunSummary
+    stop: Callable[[str], None]
+    resumed_from: int | None = None
+    turn: Callable[[int], None] = lambda degree: None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundInfo:
+    """A round was trained; ``version`` is the version it made, ``metrics`` what it measured."""
+
+    version: int
+    metrics: Mapping[str, MetricValue]
+
+
+@dataclass(frozen=True, slots=True)
+class EvalInfo:
+    """An evaluation ended; ``version`` is the one it judged, which may be older than the learner's."""
+
+    version: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """A checkpoint of ``version`` is on the disk; ``seconds`` is what saving it took."""
+
+    version: int
+    path: Path
+    seconds: float
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLostInfo:
+    """A collector died, hung or raised and is being replaced; ``restarts`` counts all of them so far."""
+
+    lane: int
+    reason: str
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinishInfo:
+    """The run is over, well (``error`` is None) or badly."""
+
+    version: int
+    reason: str
+    seconds: float
+    metrics: Mapping[str, MetricValue] = field(default_factory=dict)
+    error: BaseException | None = None
+
+
+class Callback:
+    """Override what you need. All calls come from the run's main thread, so keep them short.
+
+    An exception raised in a callback ends the run with its traceback.
+
+    Example::
+
+        class StopAtGoal(Callback):
+            def on_start(self, info: RunInfo) -> None:
+                self.stop = info.stop
+
+            def on_eval(self, info: EvalInfo) -> None:
+                if info.metrics["eval/return_mean"] >= 475:
+                    self.stop("solved")
+    """
+
+    def on_start(self, info: RunInfo) -> None:
+        """Called once, before the first ticket is issued."""
+
+    def on_round(self, info: RoundInfo) -> Mapping[str, float] | None:
+        """Called after each round; metrics returned under new names go wherever the others go."""
+        return None
+
+    def on_eval(self, info: EvalInfo) -> None:
+        """Called when an evaluation's result is in."""
+
+    def on_checkpoint(self, info: CheckpointInfo) -> None:
+        """Called when a checkpoint is on the disk."""
+
+    def on_worker_lost(self, info: WorkerLostInfo) -> None:
+        """Called when a collector was lost."""
+
+    def on_notice(self, text: str) -> None:
+        """Called with what the user should know, e.g. that a torn checkpoint was passed over."""
+
+    def on_finish(self, info: FinishInfo) -> None:
+        """Called once at the end, whatever the end is."""
+
+
+class CallbackList:
+    """Calls each callback in turn. What one raises goes up, with a note that says whose it was."""
+
+    def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
+        self._callbacks = tuple(callbacks)
+
+    def on_start(self, info: RunInfo) -> None:
+        """Tell all that the run begins."""
+        for callback in self._callbacks:
+            with _attributed(callback, "on_start"):
+                callback.on_start(info)
+
+    def on_round(self, info: RoundInfo) -> dict[str, float]:
+        """Tell all that a round was trained; return the metrics they add."""
+        extra: dict[str, float] = {}
+        for callback in self._callbacks:
+            with _attributed(callback, "on_round"):
+                added = callback.on_round(info)
+                if added:
+                    _check_names(added, info.metrics, extra)
+                    extra.update({name: float(value) for name, value in added.items()})
+        return extra
+
+    def on_eval(self, info: EvalInfo) -> None:
+        """Tell all that an evaluation's result is in."""
+        for callback in self._callbacks:
+            with _attributed(callback, "on_eval"):
+                callback.on_eval(info)
+
+    def on_checkpoint(self, info: CheckpointInfo) -> None:
+        """Tell all that a checkpoint is on the disk."""
+        for callback in self._callbacks:
+            with _attributed(callback, "on_checkpoint"):
+                callback.on_checkpoint(info)
+
+    def on_worker_lost(self, info: WorkerLostInfo) -> None:
+        """Tell all that a collector was lost."""
+        for callback in self._callbacks:
+            with _attributed(callback, "on_worker_lost"):
+                callback.on_worker_lost(info)
+
+    def on_notice(self, text: str) -> None:
+        """Tell all what the user should know."""
+        for callback in self._callbacks:
+            with _attributed(callback, "on_notice"):
+                callback.on_notice(text)
+
+    def on_finish(self, info: FinishInfo) -> None:
+        """Tell all that the run is over, also those after one that raises: they may hold open files."""
+        first: BaseException | None = None
+        for callback in self._callbacks:
+            try:
+                with _attributed(callback, "on_finish"):
+                    callback.on_finish(info)
+            except Exception as error:
+                first = first or error
+        if first is not None:
+            raise first
+
+
+@contextmanager
+def _attributed(callback: Callback, method: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"raised by the callback {type(callback).__qualname__}.{method}, which ended the run")
+        raise
+
+
+def _check_names(
+    added: Mapping[str, float], metrics: Mapping[str, MetricValue], extra: Mapping[str, float]
+) -> None:
+    taken = [name for name in added if name in metrics or name in extra]
+    if taken:
+        raise OffbeatError(f"the metric names {taken} are taken; return metrics under names of your own")

@@ -1,0 +1,330 @@
+"""What a run shows while it runs: one live display on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TextIO
+
+from offbeat.observe.callbacks import (
+    Callback,
+    CheckpointInfo,
+    EvalInfo,
+    FinishInfo,
+    MetricValue,
+    RoundInfo,
+    RunInfo,
+    RunSummary,
+    WorkerLostInfo,
+)
+from offbeat.observe.text import duration, fill, number, plain, sparkline
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+    from rich.text import Text
+
+ConsoleKind = Literal["auto", "rich", "plain", "none"]
+
+_REFRESH_S = 0.25
+_MOST_OF_TIME = 0.01
+_WIDTH = 92
+_BAR_WIDTH = 40
+_CURVE_WIDTH = 24
+
+
+def make_console(
+    kind: ConsoleKind,
+    summary: RunSummary,
+    log_interval_s: float = 2.0,
+    stream: TextIO | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Callback:
+    """The console that ``observe.console`` asks for; ``auto`` is rich on a terminal and plain elsewhere."""
+    stream = sys.stdout if stream is None else stream
+    if kind == "none":
+        return Callback()
+    if kind == "plain" or (kind == "auto" and not _is_terminal(stream)):
+        return PlainConsole(summary, stream, log_interval_s, clock)
+    return RichConsole(summary, stream, clock)
+
+
+def preview(path: str | Path | None = None) -> str:
+    """A frame of the live display as SVG, from made-up numbers: the picture in the documentation."""
+    from rich.console import Console
+
+    console = Console(record=True, width=_WIDTH, file=io.StringIO(), force_terminal=True)
+    console.print(_render(_preview_frame()))
+    svg = console.export_svg(title="offbeat train")
+    if path is not None:
+        Path(path).write_text(svg, encoding="utf-8")
+    return svg
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+# ---------------------------------------------------------------- plain lines
+
+
+_PLAIN_LINE = (
+    "return {rollout/return_mean:1} (last 100: {rollout/return_mean_100:1})  {rollout/steps_per_s:k} steps/s  "
+    "age {pace/avg_sample_age:1}/{pace/max_sample_age:0} (k {pace/off_policy_degree:0})  "
+    "idle collect {pace/collect_idle_ratio:%} train {pace/train_idle_ratio:%}  left {time/eta_s:t}"
+)
+
+
+class PlainConsole(Callback):
+    """One line every ``log_interval_s`` seconds, and one for whatever else is worth telling."""
+
+    def __init__(
+        self, summary: RunSummary, stream: TextIO, log_interval_s: float, clock: Callable[[], float]
+    ) -> None:
+        self._summary = summary
+        self._stream = stream
+        self._interval_s = log_interval_s
+        self._clock = clock
+        self._told_at_s = -math.inf
+
+    def on_start(self, info: RunInfo) -> None:
+        """Say what is run, and where it writes."""
+        resumed = "" if info.resumed_from is None else f" from version {info.resumed_from}"
+        self._say(f"{_title(self._summary)}{resumed}")
+        if self._summary.directory is not None:
+            self._say(f"writes to {self._summary.directory}")
+
+    def on_round(self, info: RoundInfo) -> None:
+        """Tell how it goes, when the last time is long enough ago."""
+        if self._clock() - self._told_at_s >= self._interval_s:
+            self._told_at_s = self._clock()
+            self._say(self._progress(info.version, info.metrics))
+
+    def on_eval(self, info: EvalInfo) -> None:
+        """Tell an evaluation's result."""
+        result = plain(number(info.metrics, "eval/return_mean"))
+        self._say(f"evaluation of version {info.version}: return {result}")
+
+    def on_checkpoint(self, info: CheckpointInfo) -> None:
+        """Tell that a checkpoint is on the disk."""
+        self._say(f"checkpoint of version {info.version} ({info.seconds:.2f} s)")
+
+    def on_worker_lost(self, info: WorkerLostInfo) -> None:
+        """Tell that a collector was lost."""
+        self._say(f"collector {info.lane} lost: {info.reason} (restart {info.restarts})")
+
+    def on_notice(self, text: str) -> None:
+        """Pass a notice on."""
+        self._say(text)
+
+    def on_finish(self, info: FinishInfo) -> None:
+        """Tell how it ended."""
+        if info.metrics:
+            self._say(self._progress(info.version, info.metrics))
+        self._say(_ending(info))
+
+    def _progress(self, version: int, metrics: Mapping[str, MetricValue]) -> str:
+        rounds = str(self._summary.rounds)
+        return f"[{version:>{len(rounds)}}/{rounds}]  {fill(_PLAIN_LINE, metrics)}"
+
+    def _say(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+
+def _title(summary: RunSummary) -> str:
+    what = [summary.name, *(word for word in (summary.algorithm, summary.env_id) if word)]
+    dial = "auto" if summary.off_policy_degree < 0 else str(summary.off_policy_degree)
+    where = f"{summary.runtime} × {summary.num_workers}"
+    return " · ".join([*dict.fromkeys(what), where, f"k = {dial}"])
+
+
+def _ending(info: FinishInfo) -> str:
+    if info.error is not None:
+        return f"failed at version {info.version} after {duration(info.seconds)}: {info.reason}"
+    return f"finished at version {info.version} after {duration(info.seconds)}: {info.reason}"
+
+
+# ---------------------------------------------------------------- the live display
+
+
+@dataclass(slots=True)
+class _Frame:
+    """Everything the display shows."""
+
+    summary: RunSummary
+    version: int = 0
+    metrics: dict[str, MetricValue] = field(default_factory=dict)
+    eval_version: int | None = None
+    eval_return: float = math.nan
+    checkpoint: int | None = None
+    curve: list[float] = field(default_factory=list)
+
+
+class RichConsole(Callback):
+    """One live display. Drawn at most four times a second, and never for more than 1 % of the time."""
+
+    def __init__(self, summary: RunSummary, stream: TextIO, clock: Callable[[], float]) -> None:
+        from rich.console import Console
+
+        self._frame = _Frame(summary)
+        self._console: Console = Console(file=stream)
+        self._clock = clock
+        self._next_s = -math.inf
+        self._live: Live | None = None
+
+    def on_start(self, info: RunInfo) -> None:
+        """Open the display."""
+        from rich.live import Live
+
+        if info.resumed_from is not None:
+            self._frame.version = info.resumed_from
+        self._live = Live(_render(self._frame), console=self._console, auto_refresh=False)
+        self._live.start(refresh=True)
+
+    def on_round(self, info: RoundInfo) -> None:
+        """Take the round's numbers and draw them, when the last drawing is long enough ago."""
+        self._frame.version = info.version
+        self._frame.metrics.update(info.metrics)
+        if self._clock() >= self._next_s:
+            self._draw()
+
+    def on_eval(self, info: EvalInfo) -> None:
+        """Show an evaluation's result from now on."""
+        self._frame.eval_version = info.version
+        self._frame.eval_return = number(info.metrics, "eval/return_mean")
+
+    def on_checkpoint(self, info: CheckpointInfo) -> None:
+        """Show which version was saved last."""
+        self._frame.checkpoint = info.version
+
+    def on_worker_lost(self, info: WorkerLostInfo) -> None:
+        """Leave a line above the display."""
+        self._above(f"collector {info.lane} lost: {info.reason} (restart {info.restarts})")
+
+    def on_notice(self, text: str) -> None:
+        """Leave a line above the display."""
+        self._above(text)
+
+    def on_finish(self, info: FinishInfo) -> None:
+        """Draw the last state, close the display and tell how it ended."""
+        self._frame.version = info.version
+        self._frame.metrics.update(info.metrics)
+        if self._live is not None:
+            self._draw()
+            self._live.stop()
+            self._live = None
+        self._console.print(
+            _ending(info), style="red" if info.error else "green", markup=False, highlight=False
+        )
+
+    def _draw(self) -> None:
+        if self._live is None:
+            return
+        began_s = self._clock()
+        curve = self._frame.curve
+        curve.append(number(self._frame.metrics, "rollout/return_mean_100"))
+        if len(curve) > 16 * _CURVE_WIDTH:
+            self._frame.curve = curve[1::2]
+        self._live.update(_render(self._frame), refresh=True)
+        ended_s = self._clock()
+        self._next_s = ended_s + max(_REFRESH_S, (ended_s - began_s) / _MOST_OF_TIME)
+
+    def _above(self, text: str, style: str = "yellow") -> None:
+        self._console.print(text, style=style, markup=False, highlight=False)
+
+
+def _render(frame: _Frame) -> RenderableType:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column(no_wrap=True)
+    for label, line in _rows(frame):
+        table.add_row(label, Text.from_markup(line))
+    title = Text.assemble(("offbeat ", "bold cyan"), (_title(frame.summary), "bold"))
+    return Group(title, _progress_line(frame), table)
+
+
+def _progress_line(frame: _Frame) -> Text:
+    from rich.text import Text
+
+    rounds = max(1, frame.summary.rounds)
+    done = min(1.0, frame.version / rounds)
+    filled = int(done * _BAR_WIDTH)
+    elapsed = duration(number(frame.metrics, "time/elapsed_s"))
+    left = duration(number(frame.metrics, "time/eta_s"))
+    return Text.assemble(
+        ("━" * filled, "green" if done == 1 else "cyan"),
+        ("━" * (_BAR_WIDTH - filled), "bright_black"),
+        (f"  {frame.version}/{frame.summary.rounds}", "bold"),
+        f"  {done:.0%}",
+        (f"  {elapsed} elapsed · {left} left", "dim"),
+    )
+
+
+_VERDICTS = {
+    "collect": "[yellow]collecting holds training up[/]",
+    "train": "[yellow]training holds collecting up[/]",
+    "balanced": "[green]balanced[/]",
+}
+
+
+def _rows(frame: _Frame) -> list[tuple[str, str]]:
+    """Labels and lines, the lines with rich's markup."""
+    metrics = frame.metrics
+    round_s = number(metrics, "time/round_s")
+    rounds_per_s = plain(1 / round_s if round_s > 0 else math.nan)
+    verdict = _VERDICTS.get(str(metrics.get("pace/bottleneck")), "")
+    saved = "" if frame.checkpoint is None else f" · saved at {frame.checkpoint}"
+    restarts = "yellow" if number(metrics, "system/worker_restarts") > 0 else "default"
+    lines = {
+        "return": "[bold green]{rollout/return_mean_100:1}[/] last 100 · {rollout/return_mean:1} this round",
+        "speed": f"[bold]{{rollout/steps_per_s:k}}[/] steps/s · {rounds_per_s} rounds/s"
+        " · {rollout/total_generated_samples:k} steps so far",
+        "staleness": "[bold]{pace/avg_sample_age:1}[/] mean · {pace/max_sample_age:0} max"
+        " · bound k = {pace/off_policy_degree:0}",
+        "idle": f"collect {{pace/collect_idle_ratio:%}} · train {{pace/train_idle_ratio:%}}  {verdict}",
+        "workers": f"{{system/workers_alive:0}}/{frame.summary.num_workers} alive"
+        f" · [{restarts}]{{system/worker_restarts:0}} restarts[/] · {{system/rss_bytes:B}}{saved}",
+    }
+    filled = {label: fill(line, metrics) for label, line in lines.items()}
+    filled["return"] += _evaluation(frame) + f"  [green]{sparkline(frame.curve, _CURVE_WIDTH)}[/]"
+    return list(filled.items())
+
+
+def _evaluation(frame: _Frame) -> str:
+    if frame.eval_version is None:
+        return ""
+    return f" · [bold]{plain(frame.eval_return)}[/] eval of {frame.eval_version}"
+
+
+def _preview_frame() -> _Frame:
+    metrics: dict[str, MetricValue] = {
+        "rollout/return_mean": 231.4,
+        "rollout/return_mean_100": 228.9,
+        "rollout/steps_per_s": 48_200.0,
+        "rollout/total_generated_samples": 1_687_552,
+        "pace/off_policy_degree": 1,
+        "pace/avg_sample_age": 0.9,
+        "pace/max_sample_age": 1,
+        "pace/collect_idle_ratio": 0.04,
+        "pace/train_idle_ratio": 0.31,
+        "pace/bottleneck": "collect",
+        "system/workers_alive": 4,
+        "system/worker_restarts": 0,
+        "system/rss_bytes": 6.4e8,
+        "time/round_s": 0.085,
+        "time/elapsed_s": 35.0,
+        "time/eta_s": 50.0,
+    }
+    curve = [20 + 209 / (1 + math.exp(-(i - 11) / 3)) for i in range(_CURVE_WIDTH)]
+    summary = RunSummary("cartpole", "ppo", "CartPole-v1", "processes", 4, 1000, 1)
+    return _Frame(summary, 412, metrics, 400, 487.5, 400, curve)

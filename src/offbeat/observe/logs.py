@@ -1,0 +1,73 @@
+"""Log files, one per role: ``logs/run.log``, ``logs/learner.log``, ``logs/worker_0.log``, …"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Literal
+
+from offbeat.types import Ticket
+
+_FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(message)s"
+_DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
+
+
+def open_log(
+    directory: str | Path, role: str, whole_process: bool | None = None, level: int = logging.INFO
+) -> logging.Logger:
+    """Return the logger of a role, writing to ``directory/<role>.log``; a second call opens no second file.
+
+    With ``whole_process`` the file also takes what offbeat's modules log in this process: right for the run
+    itself (the default for ``run``) and for a worker that has a process of its own.
+    """
+    logger = logging.getLogger(f"offbeat.role.{role}")
+    logger.setLevel(level)
+    logger.propagate = False
+    path = Path(directory) / f"{role}.log"
+    if not any(_writes_to(handler, path) for handler in logger.handlers):
+        close_log(logger)
+        handler = _file_handler(path)
+        logger.addHandler(handler)
+        if role == "run" if whole_process is None else whole_process:
+            package = logging.getLogger("offbeat")
+            package.setLevel(level)
+            package.addHandler(handler)
+    return logger
+
+
+def close_log(logger: logging.Logger) -> None:
+    """Close a role's file; a second call does nothing."""
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        logging.getLogger("offbeat").removeHandler(handler)
+        handler.close()
+
+
+def debug_ticket(
+    logger: logging.Logger,
+    happening: Literal["issued", "arrived", "trained", "dropped", "lost"],
+    ticket: Ticket,
+    version: int,
+    seconds: float | None = None,
+) -> None:
+    """Log one moment in a ticket's life; ``version`` is the learner's, ``seconds`` what it took to get here.
+
+    Example: ``ticket 17 arrived  lane 1 version 3 deadline 4 attempt 0 age 1 after 0.231 s``.
+    """
+    after = "" if seconds is None else f" after {seconds:.3f} s"
+    logger.info(
+        "ticket %d %-8s lane %d version %d deadline %d attempt %d age %d%s",
+        *(ticket.number, happening, ticket.lane, ticket.version, ticket.deadline, ticket.attempt),
+        *(version - ticket.version, after),
+    )
+
+
+def _file_handler(path: Path) -> logging.FileHandler:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter(_FORMAT, _DATE_FORMAT))
+    return handler
+
+
+def _writes_to(handler: logging.Handler, path: Path) -> bool:
+    return isinstance(handler, logging.FileHandler) and Path(handler.baseFilename) == path.absolute()

@@ -1,0 +1,1 @@
+"""Pure maths: advantages, targets, losses, statistics, schedules. Only ``losses`` needs torch."""

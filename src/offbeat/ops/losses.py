@@ -1,0 +1,68 @@
+"""Losses of policy-gradient learners in torch, each with its gradient.
+
+The gradients are written out because they are short, and because a graph of some twenty small tensor
+operations costs more than all the arithmetic of a small network's update.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def clipped_policy_loss(
+    logp: Tensor, old_logp: Tensor, advantages: Tensor, *, clip_coef: float, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """PPO's clipped surrogate, https://arxiv.org/abs/1707.06347, optionally decoupled.
+
+    ``-mean(w min(r A, clip(r, 1 - e, 1 + e) A))`` with ``r = exp(logp - old_logp)``. With ``old_logp`` of
+    the proximal policy and ``w`` the bounded ratio of proximal to behaviour policy this is the decoupled
+    objective of https://arxiv.org/abs/2110.00641. The gradient by ``logp`` is ``-w A r / M`` where the
+    first term is the smaller one, else 0.
+
+    Args:
+        logp: ``[M]``, log-probability of the action under the policy being trained.
+        old_logp: ``[M]``, under the policy the step is kept close to.
+        advantages: ``[M]``.
+        clip_coef: e.
+        weights: ``[M]``, constant weight of each sample, None for 1.
+
+    Returns:
+        The loss ``[]``, its gradient by ``logp`` ``[M]``, and the log-ratios ``[M]``.
+    """
+    log_ratio = logp - old_logp
+    ratio = log_ratio.exp()
+    plain = ratio * advantages
+    clipped = ratio.clamp_(1 - clip_coef, 1 + clip_coef).mul_(advantages)
+    is_plain = plain <= clipped
+    surrogate = torch.minimum(plain, clipped)
+    if weights is not None:
+        surrogate.mul_(weights)
+        plain.mul_(weights)
+    gradient = plain.mul_(is_plain).mul_(-1.0 / len(logp))
+    return -surrogate.mean(), gradient, log_ratio
+
+
+def value_loss(
+    values: Tensor, targets: Tensor, *, old_values: Tensor | None = None, clip_coef: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Half the mean squared error, with PPO's value clipping where ``old_values`` are given.
+
+    Args:
+        values: ``[M]``, the critic being trained.
+        targets: ``[M]``.
+        old_values: ``[M]``, the critic at the start of the round. A value further from it than
+            ``clip_coef`` is judged as if it had stopped there, when that is the worse of the two.
+        clip_coef: bound of the change.
+
+    Returns:
+        The loss ``[]`` and its gradient by ``values`` ``[M]``.
+    """
+    errors = values - targets
+    if old_values is None:
+        return 0.5 * errors.square().mean(), errors / len(values)
+    change = values - old_values
+    bounded = old_values + change.clamp(-clip_coef, clip_coef) - targets
+    is_free = (change.abs() <= clip_coef) | (errors.abs() >= bounded.abs())
+    squares = torch.maximum(errors.square(), bounded.square())
+    return 0.5 * squares.mean(), errors * is_free / len(values)

@@ -1,0 +1,252 @@
+"""The simulator's own books: what really happened, and whether the promises were kept.
+
+Nothing here is taken from the coordinator's state: the books follow the actions it gave and the events
+that came of them, so that a mistake in the coordinator's own checks does not hide another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from offbeat.pacing.config import AUTO, PaceConfig
+from offbeat.pacing.ledger import Counts
+from offbeat.pacing.messages import Evaluate, Finish, Train
+from offbeat.types import Ticket
+
+BOUND = "bound_violations"
+CONSERVATION = "conservation_violations"
+CONTRACT = "contract_violations"
+DEADLOCK = "deadlocks"
+KINDS = (BOUND, CONSERVATION, CONTRACT, DEADLOCK)
+
+
+class Violation(Exception):
+    """A promise was broken in a simulated run. ``kind`` is one of `KINDS`."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+def _require(condition: bool, kind: str, text: str, *values: object) -> None:
+    # The text is put together only when it is needed: this runs several times per event.
+    if not condition:
+        raise Violation(kind, text.format(*values))
+
+
+@dataclass(slots=True)
+class Books:
+    """Where every ticket is, which version produced every segment, and who is busy with what.
+
+    ``dial`` is the setting somebody chose (-1: auto), ``born_under`` maps a ticket to the k in force when
+    it was first issued, ``ready`` a ticket to the oldest version behind its segment. ``failures`` counts
+    failed publishes in a row. A round's segments stay in ``ready`` until the round has ended.
+    """
+
+    config: PaceConfig
+    dial: int
+    version: int = 0
+    asked_to_publish: int = -1
+    published: int = -1
+    failures: int = 0
+    running: dict[int, Ticket] = field(default_factory=dict)
+    lost: dict[int, Ticket] = field(default_factory=dict)
+    ready: dict[int, int] = field(default_factory=dict)
+    trained: set[int] = field(default_factory=set)
+    born_under: dict[int, int] = field(default_factory=dict)
+    training: tuple[int, ...] | None = None
+    eval_running: int | None = None
+    eval_blocks: bool = False
+    eval_points: int = 0
+    evaluations: int = 0
+    issued_at_s: float | None = None
+    checkpointed: int = 0
+    stop_requested: bool = False
+
+    # ------------------------------------------------------------ tickets and segments
+
+    def degree(self, reported: int) -> int:
+        """k in force: what the dial says, or in auto what is reported, within its limits."""
+        if self.dial == AUTO:
+            _require(0 <= reported <= self.config.auto_max, CONTRACT, "auto set k to {}", reported)
+            return reported
+        _require(reported == self.dial, CONTRACT, "k is {} but the dial says {}", reported, self.dial)
+        return self.dial
+
+    def issue(self, ticket: Ticket, degree: int, lane_idle: bool, now_s: float) -> None:
+        """A ticket was given out, for the first time or again."""
+        _require(not self.eval_blocks, CONTRACT, "{} issued during a blocking evaluation", ticket)
+        if ticket.number in self.lost:
+            self._issue_again(ticket)
+        else:
+            self._issue_new(ticket, degree, lane_idle, now_s)
+        self.running[ticket.number] = ticket
+
+    def _issue_again(self, ticket: Ticket) -> None:
+        before = self.lost.pop(ticket.number)
+        version = max(before.version, self.published)
+        expected = replace(before, version=version, attempt=before.attempt + 1)
+        _require(ticket == expected, CONTRACT, "{} issued again, expected {}", ticket, expected)
+
+    def _issue_new(self, ticket: Ticket, degree: int, lane_idle: bool, now_s: float) -> None:
+        config, number = self.config, len(self.born_under)
+        _require(ticket.number == number, CONSERVATION, "{} issued, number {} was due", ticket, number)
+        named = (ticket.version, ticket.deadline, ticket.attempt)
+        expected = (self.published, self.published + degree, 0)
+        _require(named == expected, CONTRACT, "{} should name {}", ticket, expected)
+        lane_ok = ticket.lane == number % config.num_lanes if degree == 0 else lane_idle
+        _require(lane_ok, CONTRACT, "{} is on the wrong lane at k = {}", ticket, degree)
+        most = config.max_outstanding
+        waiting = len(self.running) + len(self.ready) + len(self.lost) - len(self.training or ())
+        _require(most is None or waiting < most, CONTRACT, "{} exceeds the queue of {}", ticket, most)
+        self.born_under[number] = degree
+        self._check_ahead(number, degree)
+        self._check_interval(ticket, now_s)
+
+    def _check_ahead(self, number: int, degree: int) -> None:
+        if self.config.mode == "replay":
+            limit = self.config.replay_limit(self.version, degree)
+            _require(number < limit, BOUND, "ticket {} is beyond {} at {}", number, limit, self.version)
+        if degree == 0:
+            _require(self.training is None, BOUND, "ticket {} issued during a round at k = 0", number)
+            newest = self.published == self.asked_to_publish
+            _require(newest, BOUND, "ticket {} issued with old weights at k = 0", number)
+
+    def _check_interval(self, ticket: Ticket, now_s: float) -> None:
+        if self.issued_at_s is not None:
+            since_s = now_s - self.issued_at_s
+            waited = since_s >= self.config.issue_interval_s - 1e-9
+            _require(waited, CONTRACT, "{} issued {} s after the last", ticket, since_s)
+        self.issued_at_s = now_s
+
+    def arrive(self, number: int, newer_version: int | None) -> int:
+        """A segment came in; return the version that produced it."""
+        version = self.running.pop(number).version
+        self.ready[number] = version if newer_version is None else max(version, newer_version)
+        return self.ready[number]
+
+    def lose(self, lane: int) -> int:
+        """A lane died; return how many tickets went with it."""
+        gone = [number for number, ticket in self.running.items() if ticket.lane == lane]
+        self.lost.update((number, self.running.pop(number)) for number in gone)
+        return len(gone)
+
+    # ------------------------------------------------------------ rounds
+
+    def train(self, action: Train, degree: int) -> float:
+        """A round begins; return the mean staleness of its segments."""
+        _require(self.training is None, CONTRACT, "{} during another round", action)
+        _require(not self.eval_blocks, CONTRACT, "{} during a blocking evaluation", action)
+        _require(action.version == self.version, CONTRACT, "{} at version {}", action, self.version)
+        fresh = [n for n in action.tickets if n in self.ready and n not in self.trained]
+        distinct = len(set(fresh)) == len(action.tickets)
+        _require(distinct, CONSERVATION, "{} holds segments trained before or not there", action)
+        self.training = action.tickets
+        if self.config.mode == "replay":
+            self._check_replay_round(degree)
+        else:
+            size = self.config.segments_per_round
+            _require(len(action.tickets) == size, CONSERVATION, "{} should hold {} segments", action, size)
+        return self._check_staleness(action)
+
+    def _check_staleness(self, action: Train) -> float:
+        ages = {number: self.version - self.ready[number] for number in action.tickets}
+        if self.config.mode == "stream":
+            for number, age in ages.items():
+                bound = self.born_under[number]
+                _require(
+                    age <= bound, BOUND, "{} trains ticket {} of age {} > {}", action, number, age, bound
+                )
+        return sum(ages.values()) / max(len(ages), 1)
+
+    def _check_replay_round(self, degree: int) -> None:
+        arrived, ratio = len(self.ready) + len(self.trained), self.config.replay_ratio
+        enough = arrived >= max(1, self.config.min_segments)
+        _require(enough, BOUND, "round {} began with {} segments", self.version, arrived)
+        within = ratio is None or self.version + 1 <= ratio * arrived + 1e-9
+        _require(within, BOUND, "round {} with {} segments is beyond {}", self.version, arrived, ratio)
+        due = self.config.replay_limit(self.version, 0) if degree == 0 else 0
+        most = self.config.max_outstanding
+        ready = arrived >= due or (most is not None and len(self.ready) >= most)
+        _require(ready, BOUND, "round {} at k = 0 with {} of {}", self.version, arrived, due)
+
+    def end_round(self) -> None:
+        """The round under way has ended."""
+        for number in self.training or ():
+            del self.ready[number]
+            self.trained.add(number)
+        self.training = None
+        self.version += 1
+        every, last = self.config.eval_interval, self.version == self.config.rounds
+        self.eval_points += bool((every and self.version % every == 0) or (last and self.config.eval_at_end))
+
+    def check(self, counts: Counts) -> None:
+        """Compare the coordinator's counts with the sets kept here."""
+        mine = Counts(
+            issued=len(self.born_under),
+            running=len(self.running),
+            ready=len(self.ready),
+            trained=len(self.trained),
+            dropped=0,
+            lost=len(self.lost),
+        )
+        _require(counts == mine, CONSERVATION, "{}, but the books say {}", counts, mine)
+        total = mine.running + mine.ready + mine.trained + mine.lost
+        _require(total == mine.issued, CONSERVATION, "a ticket is in two places: {}", mine)
+
+    # ------------------------------------------------------------ evaluation, end, restart
+
+    def evaluate(self, action: Evaluate) -> None:
+        """An evaluation begins."""
+        idle = self.eval_running is None and self.training is None
+        _require(idle, CONTRACT, "{} while something else is under way", action)
+        fits = action.version == self.version and action.blocking != self.config.async_eval
+        _require(fits, CONTRACT, "{} at version {}", action, self.version)
+        self.eval_running, self.eval_blocks = action.version, action.blocking
+        self.evaluations += 1
+
+    def end_evaluation(self) -> None:
+        """The evaluation under way has ended."""
+        self.eval_running, self.eval_blocks = None, False
+
+    def finish(self, action: Finish, skipped: int) -> None:
+        """The run ended: complete, stopped on request, or given up for failed publishes."""
+        _require(self.training is None, CONTRACT, "{} during a round", action)
+        gave_up = self.failures > self.config.max_publish_retries
+        _require(action.failed == gave_up, CONTRACT, "{} after {} failed publishes", action, self.failures)
+        saved = self.checkpointed == self.version or not self.config.checkpoint_at_end
+        _require(saved, CONTRACT, "{} without a checkpoint of version {}", action, self.version)
+        if not gave_up and not self.stop_requested:
+            self._check_complete(action, skipped)
+
+    def _check_complete(self, action: Finish, skipped: int) -> None:
+        rounds, size = self.config.rounds, self.config.segments_per_round
+        _require(self.version == rounds, CONTRACT, "{} at version {} of {}", action, self.version, rounds)
+        evaluated = self.evaluations + skipped == self.eval_points and self.eval_running is None
+        found = (self.evaluations, skipped, self.eval_points)
+        _require(evaluated, CONTRACT, "evaluations, skipped, due: {}", found)
+        if self.config.mode == "stream":
+            left = len(self.running) + len(self.ready) + len(self.lost)
+            used_up = len(self.trained) == rounds * size and left == 0
+            _require(used_up, CONSERVATION, "{} segments trained, {} left over", len(self.trained), left)
+
+    def after_crash(self) -> Books:
+        """The books of a run that goes on from here: what was running is lost, what was ready is not."""
+        return replace(
+            self,
+            asked_to_publish=-1,
+            published=-1,
+            failures=0,
+            running={},
+            lost={**self.lost, **self.running},
+            ready=dict(self.ready),
+            trained=set(self.trained),
+            born_under=dict(self.born_under),
+            training=None,
+            eval_running=None,
+            eval_blocks=False,
+            evaluations=self.evaluations - (self.eval_running is not None),
+            issued_at_s=None,
+            checkpointed=self.version,
+            stop_requested=False,
+        )

@@ -1,0 +1,168 @@
+"""Random schedules for the simulator: a configuration, how long things take, and what goes wrong."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from random import Random
+from typing import Literal
+
+from offbeat.errors import ConfigError
+from offbeat.pacing.config import AUTO, PaceConfig
+
+_DEGREES = (AUTO, AUTO, 0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What goes wrong and when. Shares in [0, 1], times in simulated seconds.
+
+    ``loss`` is the share of tickets whose collector dies in the middle, ``kills`` are (time, lane) of
+    collectors that die whatever they do, ``publish_breaks_at`` is the attempt from which on every
+    publish fails, ``crashes`` are the times at which the whole run dies and goes on from its checkpoint.
+    """
+
+    loss: float = 0.0
+    replace_s: float = 1.0
+    kills: tuple[tuple[float, int], ...] = ()
+    publish_failure: float = 0.0
+    publish_breaks_at: int | None = None
+    crashes: tuple[float, ...] = ()
+    stop_at_s: float | None = None
+    resume_after_stop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One run to simulate. ``collect_s`` is each lane's typical time for a segment.
+
+    ``tail`` is the exponent of a Pareto factor on collect and train times (small is heavy, None is
+    steady), ``grid_s`` rounds times up so that things happen at once, ``newer`` is the share of
+    segments made with newer weights than their ticket names, ``ess_cost`` is how much effective sample
+    size a round of staleness costs.
+    """
+
+    config: PaceConfig
+    seed: int
+    collect_s: tuple[float, ...]
+    train_s: float = 1.0
+    publish_s: float = 0.0
+    eval_s: float = 0.0
+    start_s: float = 0.0
+    tail: float | None = None
+    grid_s: float = 0.0
+    newer: float = 0.0
+    ess_cost: float = 0.0
+    dial_turns: tuple[tuple[float, int], ...] = ()
+    faults: Faults = Faults()
+
+
+def steady_schedule(collect_s: float, train_s: float, degree: int, rounds: int = 200) -> Schedule:
+    """A run without noise or faults: four collectors, four segments a round."""
+    config = PaceConfig(rounds=rounds, segments_per_round=4, num_lanes=4, off_policy_degree=degree)
+    return Schedule(config, seed=0, collect_s=(collect_s,) * 4, train_s=train_s)
+
+
+def draw_schedule(seed: int) -> Schedule:
+    """Draw a schedule; the same seed gives the same one."""
+    rng = Random(seed)
+    config = _draw_config(rng)
+    collect_s, train_s = _draw_collect_s(rng, config.num_lanes), rng.uniform(0.1, 2.0)
+    length_s = _rough_length_s(config, collect_s, train_s)
+    return Schedule(
+        config=config,
+        seed=seed,
+        collect_s=collect_s,
+        train_s=train_s,
+        publish_s=rng.choice((0.0, 0.0, 0.1, rng.uniform(0, 3.0))),
+        eval_s=rng.choice((0.1, rng.uniform(0, 5.0), rng.uniform(5.0, 60.0))),
+        start_s=rng.choice((0.0, rng.uniform(0, 5.0))),
+        tail=rng.choice((None, 3.0, 1.5, 1.1)),
+        grid_s=rng.choice((0.0, 0.0, 0.5, 1.0)),
+        newer=rng.choice((0.0, 0.0, 0.3)),
+        ess_cost=rng.choice((0.0, 0.05, 0.3)),
+        dial_turns=_draw_dial_turns(rng, config, length_s),
+        faults=_draw_faults(rng, config, length_s),
+    )
+
+
+def _draw_config(rng: Random) -> PaceConfig:
+    mode: Literal["stream", "replay"] = "replay" if rng.random() < 0.3 else "stream"
+    degree, size = rng.choice(_DEGREES), rng.randint(1, 6)
+    longest_interval = 4 if mode == "replay" else max(degree, 0) + 1
+    ratio = rng.choice((None, 0.15, 0.3, 0.5, 1.0, 1.7, 3.0)) if mode == "replay" else None
+    min_segments = _draw_min_segments(rng, mode, degree, size)
+    needed = max(size, min_segments, math.ceil(1 / ratio) if ratio else 0)
+    return PaceConfig(
+        rounds=rng.choice((rng.randint(1, 4), rng.randint(3, 12), rng.randint(8, 40))),
+        segments_per_round=size,
+        num_lanes=rng.randint(1, 8),
+        off_policy_degree=degree,
+        auto_max=rng.randint(0, 8),
+        mode=mode,
+        replay_ratio=ratio,
+        min_segments=min_segments,
+        max_outstanding=rng.choice((None, None, needed, needed + rng.randint(0, 2 * size))),
+        publish_interval=rng.choice((1, rng.randint(1, longest_interval))),
+        eval_interval=rng.choice((None, 1, 2, 5)),
+        eval_at_end=rng.random() < 0.3,
+        async_eval=rng.random() < 0.5,
+        checkpoint_interval=rng.choice((None, 1, 3)),
+        checkpoint_interval_s=rng.choice((None, None, 5.0)),
+        checkpoint_at_end=rng.random() < 0.5,
+        issue_interval_s=rng.choice((0.0, 0.0, 0.0, rng.uniform(0, 0.5))),
+        max_publish_retries=rng.randint(0, 4),
+        publish_retry_delay_s=rng.choice((0.0, 0.1, 1.0)),
+        seed=rng.getrandbits(32),
+    )
+
+
+def _draw_min_segments(rng: Random, mode: str, degree: int, size: int) -> int:
+    most = 4 * size if mode == "replay" else (max(degree, 0) + 1) * size
+    return rng.choice((0, 0, rng.randint(0, most)))
+
+
+def _draw_collect_s(rng: Random, num_lanes: int) -> tuple[float, ...]:
+    base = rng.uniform(0.1, 2.0)
+    slowest = rng.choice((1.0, 1.0, 3.0, 10.0))
+    return tuple(base * rng.choice((1.0, slowest)) for _ in range(num_lanes))
+
+
+def _rough_length_s(config: PaceConfig, collect_s: tuple[float, ...], train_s: float) -> float:
+    collect_round_s = config.segments_per_round / sum(1 / time for time in collect_s)
+    return config.rounds * (collect_round_s + train_s + config.segments_per_round * config.issue_interval_s)
+
+
+def _draw_dial_turns(rng: Random, config: PaceConfig, length_s: float) -> tuple[tuple[float, int], ...]:
+    if rng.random() < 0.5:
+        return ()
+    degrees = (rng.randint(AUTO, 8) for _ in range(rng.randint(1, 6)))
+    allowed = [degree for degree in degrees if _allowed(config, degree)]
+    return tuple((rng.uniform(0, length_s), degree) for degree in allowed)
+
+
+def _allowed(config: PaceConfig, degree: int) -> bool:
+    try:
+        config.check_degree(degree)
+    except ConfigError:
+        return False
+    return True
+
+
+def _draw_faults(rng: Random, config: PaceConfig, length_s: float) -> Faults:
+    if rng.random() < 0.2:
+        return Faults()
+
+    def times(most: int) -> list[float]:
+        return [rng.uniform(0, 1.5 * length_s) for _ in range(rng.randint(0, most))]
+
+    return Faults(
+        loss=rng.choice((0.0, 0.05, rng.uniform(0, 0.5))),
+        replace_s=rng.choice((0.0, rng.uniform(0, 10.0))),
+        kills=tuple((time, rng.randrange(config.num_lanes)) for time in times(2)),
+        publish_failure=rng.choice((0.0, 0.1, 0.5)),
+        publish_breaks_at=rng.choice((None,) * 9 + (rng.randint(0, config.rounds + 1),)),
+        crashes=tuple(times(2)) if rng.random() < 0.3 else (),
+        stop_at_s=rng.uniform(0, length_s) if rng.random() < 0.15 else None,
+        resume_after_stop=rng.random() < 0.5,
+    )

@@ -1,0 +1,482 @@
+"""A discrete-event simulator that drives the very same coordinator through random schedules with faults.
+
+``python -m offbeat.pacing.simulate --schedules 100000 --json`` tries the promises; its own books, kept
+apart from the coordinator's, tell whether they held. ``--rule lag`` shows what the usual rule does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from random import Random
+from typing import Any
+
+from offbeat.errors import PromiseBroken
+from offbeat.pacing.books import BOUND, CONSERVATION, CONTRACT, DEADLOCK, KINDS, Books, Violation
+from offbeat.pacing.config import PaceConfig
+from offbeat.pacing.coordinator import Coordinator, Feasible
+from offbeat.pacing.deadlines import BoundBroken, feasible
+from offbeat.pacing.messages import (
+    Action,
+    Checkpoint,
+    Clock,
+    DialTurned,
+    EvalDone,
+    Evaluate,
+    Event,
+    Finish,
+    Issue,
+    LaneLost,
+    LaneReady,
+    Publish,
+    Published,
+    PublishFailed,
+    RoundTrained,
+    SegmentArrived,
+    Signals,
+    StopRequested,
+    Train,
+)
+from offbeat.pacing.schedules import Schedule, draw_schedule, steady_schedule
+from offbeat.types import Ticket
+
+_MOST_EVENTS = 100_000
+_MOST_LOSSES_PER_TICKET = 5
+_TOTALS = (
+    *("rounds", "segments", "lost", "reissued", "publish_failures", "dial_turns"),
+    *("evaluations", "evaluations_skipped", "resumes"),
+)
+
+
+def lag_rule(deadlines: Counter[int], next_round: int, segments_per_round: int) -> bool:
+    """The usual check, for comparison: all that is outstanding fits before the newest deadline.
+
+    It does not see that segments with an earlier deadline pile up behind a straggler.
+    """
+    waiting = sum(deadlines.values())
+    return waiting == 0 or waiting <= segments_per_round * (max(deadlines) - next_round + 1)
+
+
+def no_rule(deadlines: Counter[int], next_round: int, segments_per_round: int) -> bool:
+    """Allow everything, for comparison."""
+    return True
+
+
+RULES: dict[str, Feasible] = {"deadline": feasible, "lag": lag_rule, "none": no_rule}
+
+_Happening = tuple[float, float, int, bool, Callable[..., None], tuple[Any, ...]]
+"""When, a random number that orders what happens at once, a number, from outside?, what, with what."""
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A simulated collector. ``life`` counts its incarnations: what an older one had begun is void."""
+
+    up: bool = False
+    life: int = 0
+    line: deque[Ticket] = field(default_factory=deque)
+    busy_since_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Meter:
+    """How busy learner and collectors were since the last round ended."""
+
+    since_s: float = 0.0
+    collect_s: float = 0.0
+    train_s: float = 0.0
+
+    def signals(self, now_s: float, num_lanes: int, ess: float) -> Signals:
+        """What a runtime would measure, and begin anew."""
+        round_s = now_s - self.since_s
+        collect_idle = 1 - self.collect_s / (round_s * num_lanes) if round_s else 0.0
+        train_idle = 1 - self.train_s / round_s if round_s else 0.0
+        signals = Signals(round_s, self.collect_s, self.train_s, collect_idle, train_idle, ess)
+        self.since_s, self.collect_s, self.train_s = now_s, 0.0, 0.0
+        return signals
+
+
+class Simulation:
+    """One schedule, run to its end by `run`. ``totals`` says what happened, ``degrees`` is k by round."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        make: Callable[[PaceConfig], Coordinator] = Coordinator,
+        log: Callable[[str], None] | None = None,
+    ) -> None:
+        self.schedule = schedule
+        self.now_s = 0.0
+        self.totals: Counter[str] = Counter()
+        self.degrees: list[int] = []
+        self.finish: Finish | None = None
+        self._make = make
+        self._log = log
+        self._rng = Random(schedule.seed)
+        self._heap: list[_Happening] = []
+        self._pending = self._number = self._publishes = 0
+        self._losses: Counter[int] = Counter()
+        self._keeps_checkpoints = bool(schedule.faults.crashes) or schedule.faults.resume_after_stop
+        self._saved: tuple[str, Books] | None = None
+
+    def run(self) -> None:
+        """Simulate until the coordinator finishes; raises `Violation` or `PromiseBroken`."""
+        self._plan_from_outside()
+        self._begin_life()
+        while self.finish is None:
+            if self._pending == 0 or self._number > _MOST_EVENTS:
+                raise Violation(DEADLOCK, self.coordinator.waiting_for())
+            self.now_s, _, _, from_outside, do, arguments = heappop(self._heap)
+            self._pending -= not from_outside
+            do(*arguments)
+
+    # ------------------------------------------------------------ time
+
+    def _at(
+        self, after_s: float, do: Callable[..., None], *arguments: Any, from_outside: bool = False
+    ) -> None:
+        at_s, grid_s = self.now_s + after_s, self.schedule.grid_s
+        if grid_s:  # a power of two, so that the product is exact and never before at_s
+            at_s = math.ceil(at_s / grid_s) * grid_s
+        self._number += 1
+        self._pending += not from_outside
+        heappush(self._heap, (at_s, self._rng.random(), self._number, from_outside, do, arguments))
+
+    def _spread(self, typical_s: float) -> float:
+        tail = self.schedule.tail
+        return typical_s if tail is None else typical_s * self._rng.paretovariate(tail)
+
+    def _plan_from_outside(self) -> None:
+        """What happens whatever the run does; it never counts as the run's own progress."""
+        faults = self.schedule.faults
+        for at_s, degree in self.schedule.dial_turns:
+            self._at(at_s, self._turn, degree, from_outside=True)
+        for at_s, lane in faults.kills:
+            self._at(at_s, self._kill, lane, from_outside=True)
+        for at_s in faults.crashes:
+            self._at(at_s, self._crash, from_outside=True)
+        if faults.stop_at_s is not None:
+            self._at(faults.stop_at_s, self._stop, from_outside=True)
+
+    def _begin_life(self) -> None:
+        """Start the run, or start it again from its last checkpoint."""
+        config = self.schedule.config
+        self._heap = [happening for happening in self._heap if happening[3]]
+        heapify(self._heap)
+        self._pending = 0
+        self._wake_at_s: float | None = None
+        self._meter = _Meter(self.now_s)
+        self.lanes = [_Lane() for _ in range(config.num_lanes)]
+        self.coordinator = self._make(config)
+        self.books = Books(config, config.off_policy_degree)
+        if self._saved is not None:
+            state, books = self._saved
+            self.coordinator.load_state_dict(json.loads(state))
+            self.books = books.after_crash()
+            self.books.check(self.coordinator.counts())
+        self._carry_out(self.coordinator.start(self.now_s))
+        for number in range(config.num_lanes):
+            self._at(self._rng.uniform(0, self.schedule.start_s), self._up, number)
+
+    # ------------------------------------------------------------ events and actions
+
+    def _tell(self, event: Event) -> None:
+        if self._log is not None:
+            self._log(f"{self.now_s:10.3f}  {event}")
+        self._carry_out(self.coordinator.handle(event, self.now_s))
+        wake_at_s = self.coordinator.wake_at_s(self.now_s)
+        if wake_at_s is not None and wake_at_s != self._wake_at_s:
+            self._wake_at_s = wake_at_s
+            self._at(wake_at_s - self.now_s, self._wake)
+
+    def _carry_out(self, actions: Sequence[Action]) -> None:
+        degree = self.books.degree(self.coordinator.degree)
+        finish = None
+        for action in actions:
+            if self._log is not None:
+                self._log(f"{'':10}  -> {action}")
+            match action:
+                case Issue(ticket):
+                    self._collect(ticket, degree)
+                case Train():
+                    ess = 1 - self.schedule.ess_cost * self.books.train(action, degree)
+                    self._at(self._spread(self.schedule.train_s), self._end_round, self.now_s, ess)
+                case Publish(version):
+                    self.books.asked_to_publish = version
+                    self._at(
+                        self.schedule.publish_s * self._rng.uniform(0.5, 1.5), self._end_publish, version
+                    )
+                case Evaluate(version):
+                    self.books.evaluate(action)
+                    self.totals["evaluations"] += 1
+                    self._at(self._spread(self.schedule.eval_s), self._end_evaluation, version)
+                case Checkpoint(version):
+                    self.books.checkpointed = version
+                case Finish():
+                    finish = action
+        if self._keeps_checkpoints and any(type(action) is Checkpoint for action in actions):
+            self._saved = (json.dumps(self.coordinator.state_dict()), self.books.after_crash())
+        if finish is not None:
+            self._end(finish)
+
+    def _end(self, action: Finish) -> None:
+        self.books.finish(action, self.coordinator.eval_skipped)
+        self.books.check(self.coordinator.counts())
+        self.totals["evaluations_skipped"] += self.coordinator.eval_skipped
+        self.totals["dropped"] += self.coordinator.counts().dropped
+        stopped = self.books.stop_requested and not action.failed
+        if stopped and self.schedule.faults.resume_after_stop and self._saved is not None:
+            self._crash()
+        else:
+            self.finish = action
+
+    # ------------------------------------------------------------ collectors
+
+    def _up(self, number: int) -> None:
+        self.lanes[number].up = True
+        self._tell(LaneReady(number))
+
+    def _collect(self, ticket: Ticket, degree: int) -> None:
+        lane = self.lanes[ticket.lane]
+        if not lane.up:
+            raise Violation(CONTRACT, f"{ticket} issued to a collector that is down")
+        self.books.issue(ticket, degree, not lane.line, self.now_s)
+        self.totals["reissued" if ticket.attempt else "segments"] += 1
+        lane.line.append(ticket)
+        if len(lane.line) == 1:
+            self._begin_ticket(ticket.lane)
+
+    def _begin_ticket(self, number: int) -> None:
+        lane, rng = self.lanes[number], self._rng
+        ticket, seconds = lane.line[0].number, self._spread(self.schedule.collect_s[number])
+        lane.busy_since_s = self.now_s
+        if rng.random() < self.schedule.faults.loss and self._losses[ticket] < _MOST_LOSSES_PER_TICKET:
+            self._losses[ticket] += 1
+            self._at(seconds * rng.random(), self._die, number, lane.life)
+        else:
+            self._at(seconds, self._arrive, number, lane.life)
+
+    def _count_busy(self, lane: _Lane) -> None:
+        self._meter.collect_s += self.now_s - max(lane.busy_since_s, self._meter.since_s)
+
+    def _arrive(self, number: int, life: int) -> None:
+        lane = self.lanes[number]
+        if life != lane.life:
+            return
+        self._count_busy(lane)
+        ticket = lane.line.popleft()
+        if lane.line:
+            self._begin_ticket(number)
+        newer = self.books.published if self._rng.random() < self.schedule.newer else None
+        self._tell(SegmentArrived(ticket.number, self.books.arrive(ticket.number, newer)))
+
+    def _die(self, number: int, life: int) -> None:
+        lane = self.lanes[number]
+        if life != lane.life or not lane.up:
+            return
+        if lane.line:
+            self._count_busy(lane)
+        lane.line.clear()
+        lane.up, lane.life = False, life + 1
+        self.totals["lost"] += self.books.lose(number)
+        self._tell(LaneLost(number))
+        self._at(self.schedule.faults.replace_s, self._up, number)
+
+    def _kill(self, number: int) -> None:
+        self._die(number, self.lanes[number].life)
+
+    # ------------------------------------------------------------ learner, publisher, evaluator
+
+    def _end_round(self, started_s: float, ess: float) -> None:
+        self.books.end_round()
+        self.totals["rounds"] += 1
+        self._meter.train_s += self.now_s - started_s
+        for lane in self.lanes:
+            if lane.line:
+                self._count_busy(lane)
+        signals = self._meter.signals(self.now_s, len(self.lanes), ess)
+        self._tell(RoundTrained(self.books.version, signals))
+        self.books.check(self.coordinator.counts())
+        self.degrees.append(self.coordinator.degree)
+
+    def _end_publish(self, version: int) -> None:
+        faults, books = self.schedule.faults, self.books
+        self._publishes += 1
+        broken = faults.publish_breaks_at is not None and self._publishes > faults.publish_breaks_at
+        may_fail = books.failures < self.schedule.config.max_publish_retries
+        if broken or (may_fail and self._rng.random() < faults.publish_failure):
+            books.failures += 1
+            self.totals["publish_failures"] += 1
+            self._tell(PublishFailed(version, "simulated"))
+        else:
+            books.failures, books.published = 0, max(books.published, version)
+            self._tell(Published(version))
+
+    def _end_evaluation(self, version: int) -> None:
+        self.books.end_evaluation()
+        self._tell(EvalDone(version))
+
+    # ------------------------------------------------------------ from outside
+
+    def _wake(self) -> None:
+        self._wake_at_s = None
+        self._tell(Clock())
+
+    def _turn(self, degree: int) -> None:
+        self.totals["dial_turns"] += 1
+        self.books.dial = degree
+        self._tell(DialTurned(degree))
+
+    def _stop(self) -> None:
+        self.books.stop_requested = True
+        self._tell(StopRequested("asked to stop"))
+
+    def _crash(self) -> None:
+        if self._log is not None:
+            self._log(f"{self.now_s:10.3f}  the run dies and goes on from its last checkpoint")
+        self.totals["resumes"] += 1
+        self._begin_life()
+
+
+# ---------------------------------------------------------------- many schedules
+
+
+@dataclass(slots=True)
+class Report:
+    """What many schedules came to. ``failures`` describes the first violations."""
+
+    schedules: int = 0
+    totals: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def holds(self) -> bool:
+        """Whether every promise was kept in every schedule."""
+        return not any(self.totals[kind] for kind in (*KINDS, "dropped"))
+
+    def add(self, other: Report) -> None:
+        """Take in another report."""
+        self.schedules += other.schedules
+        self.totals.update(other.totals)
+        self.failures = (self.failures + other.failures)[:10]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The counts by name, and whether all promises held."""
+        counts = {name: self.totals[name] for name in (*KINDS, "dropped", *_TOTALS)}
+        return {"schedules": self.schedules, **counts, "holds": self.holds}
+
+
+def run_schedule(schedule: Schedule, make: Callable[[PaceConfig], Coordinator] = Coordinator) -> Report:
+    """Simulate one schedule to its end or its first violation."""
+    simulation = Simulation(schedule, make)
+    report = Report(1, simulation.totals)
+    try:
+        simulation.run()
+    except Violation as violation:
+        kind, text = violation.kind, str(violation)
+    except BoundBroken as error:
+        kind, text = BOUND, str(error)
+    except PromiseBroken as error:
+        kind, text = CONSERVATION, str(error)
+    except Exception as error:
+        error.add_note(f"in the simulated schedule {schedule.seed}")
+        raise
+    else:
+        return report
+    report.totals[kind] += 1
+    report.failures.append(f"schedule {schedule.seed}, {kind}: {text}")
+    return report
+
+
+def run_seeds(seeds: Iterable[int], rule: str = "deadline") -> Report:
+    """Simulate the schedules with these seeds under one of `RULES`."""
+    report = Report()
+    for seed in seeds:
+        report.add(run_schedule(draw_schedule(seed), lambda config: Coordinator(config, RULES[rule])))
+    return report
+
+
+def run_many(schedules: int, seed: int = 0, rule: str = "deadline", processes: int = 1) -> Report:
+    """Simulate ``schedules`` random schedules; schedule i of seed s has the seed s * 10^9 + i."""
+    first = seed * 10**9
+    if processes <= 1:
+        return run_seeds(range(first, first + schedules), rule)
+    chunk = max(1, min(1000, schedules // (4 * processes)))
+    ranges = [
+        range(first + start, first + min(start + chunk, schedules)) for start in range(0, schedules, chunk)
+    ]
+    report = Report()
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        for part in pool.map(run_seeds, ranges, [rule] * len(ranges)):
+            report.add(part)
+    return report
+
+
+def pipeline_figures(degrees: Sequence[int] = (0, 1, 2)) -> dict[str, float]:
+    """Time per round over max(C, T) for steady C = T, by k: 2 is serial, 1 is the pipeline limit."""
+    figures = {}
+    for degree in degrees:
+        simulation = Simulation(steady_schedule(collect_s=1.0, train_s=1.0, degree=degree))
+        simulation.run()
+        figures[f"k={degree}"] = round(simulation.now_s / simulation.schedule.config.rounds, 4)
+    return figures
+
+
+# ---------------------------------------------------------------- command line
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="offbeat.pacing.simulate", description=__doc__)
+    parser.add_argument("--schedules", type=int, default=1000, help="how many random schedules (1000)")
+    parser.add_argument("--seed", type=int, default=0, help="which random schedules (0)")
+    parser.add_argument("--rule", choices=sorted(RULES), default="deadline", help="admission rule (deadline)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="at once (all cores)")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON line")
+    parser.add_argument("--trace", type=int, metavar="SEED", help="print what happens in this one schedule")
+    return parser.parse_args(arguments)
+
+
+def _trace(seed: int, rule: str) -> int:
+    schedule = draw_schedule(seed)
+    print(schedule)
+    simulation = Simulation(schedule, lambda config: Coordinator(config, RULES[rule]), log=print)
+    try:
+        simulation.run()
+    except (Violation, PromiseBroken) as error:
+        print(f"{type(error).__name__}: {error}")
+        return 1
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the simulator; return 0 when every promise held, else 1."""
+    options = _parse(arguments)
+    if options.trace is not None:
+        return _trace(options.trace, options.rule)
+    began_s = time.perf_counter()
+    report = run_many(options.schedules, options.seed, options.rule, options.processes)
+    result = report.as_dict()
+    result["seconds"] = round(time.perf_counter() - began_s, 1)
+    result["pipeline"] = pipeline_figures()
+    for failure in report.failures:
+        print(failure, file=sys.stderr)
+    if options.json:
+        print(json.dumps(result))
+    else:
+        print("\n".join(f"{name:24} {value}" for name, value in result.items()))
+    return 0 if report.holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

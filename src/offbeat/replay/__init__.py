@@ -1,0 +1,5 @@
+"""Stores between collectors and learner."""
+
+from offbeat.replay.stream import StreamStore
+
+__all__ = ["StreamStore"]

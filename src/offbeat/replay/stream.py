@@ -1,0 +1,69 @@
+"""The store of streams: a segment waits until a round takes it, once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from offbeat.types import Episodes, Segment, StateTree, Ticket
+
+_TICKET = ("number", "lane", "version", "deadline", "seed", "attempt")
+
+
+class StreamStore:
+    """Segments by ticket number, in order of arrival."""
+
+    def __init__(self) -> None:
+        self._segments: dict[int, Segment] = {}
+
+    def add(self, segment: Segment) -> None:
+        """Take a segment that has arrived."""
+        self._segments[segment.ticket.number] = segment
+
+    def ready(self) -> Sequence[int]:
+        """Numbers of the tickets whose segments are here."""
+        return tuple(self._segments)
+
+    def next(self, tickets: Sequence[int]) -> tuple[Segment, ...]:
+        """Hand these segments over, in this order."""
+        return tuple(self._segments.pop(ticket) for ticket in tickets)
+
+    def state_dict(self) -> StateTree:
+        """All segments that a checkpoint can hold: those whose data are mappings of arrays."""
+        return {"segments": [_to_tree(s) for s in self._segments.values() if _is_arrays(s.data)]}
+
+    def load_state_dict(self, state: StateTree) -> None:
+        """Restore what `state_dict` gave."""
+        segments = map(_from_tree, state["segments"])
+        self._segments = {segment.ticket.number: segment for segment in segments}
+
+
+def _is_arrays(data: Any) -> bool:
+    return isinstance(data, dict) and all(isinstance(value, np.ndarray) for value in data.values())
+
+
+def _to_tree(segment: Segment) -> dict[str, StateTree]:
+    return {
+        "ticket": [getattr(segment.ticket, name) for name in _TICKET],
+        "data": dict(segment.data),
+        "versions": segment.versions,
+        "units": dict(segment.units),
+        "episodes": {"returns": list(segment.episodes.returns), "lengths": list(segment.episodes.lengths)},
+        "collect_s": segment.collect_s,
+        "partial": segment.partial,
+    }
+
+
+def _from_tree(tree: dict[str, StateTree]) -> Segment:
+    episodes = Episodes(tuple(tree["episodes"]["returns"]), tuple(tree["episodes"]["lengths"]))
+    return Segment(
+        ticket=Ticket(*tree["ticket"]),
+        data=tree["data"],
+        versions=tree["versions"],
+        units=tree["units"],
+        episodes=episodes,
+        collect_s=tree["collect_s"],
+        partial=tree["partial"],
+    )

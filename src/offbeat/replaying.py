@@ -1,0 +1,109 @@
+"""Repeat a recorded run serially: the same tickets with the same versions, the same order of training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from offbeat.errors import ReplayError
+from offbeat.roles import Learner
+from offbeat.runtime.base import CollectorRunner, LaneStart, Plan, make_runner
+from offbeat.seeding import derive_seed
+from offbeat.types import Batch, Segment, Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A segment as the schedule records it: which collector made it, and with which weights."""
+
+    ticket: int
+    lane: int
+    version: int
+    deadline: int
+    incarnation: int
+
+    def to_record(self) -> dict[str, Any]:
+        """A line of ``schedule.jsonl``."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return {"kind": "segment", **fields}
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A round as the schedule records it: what it trained, in order."""
+
+    version: int
+    tickets: tuple[int, ...]
+    degree: int
+
+    def to_record(self) -> dict[str, Any]:
+        """A line of ``schedule.jsonl``."""
+        return {"kind": "round", "version": self.version, "tickets": self.tickets, "degree": self.degree}
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A run without its data: arrivals by version, rounds by version."""
+
+    arrivals: Mapping[int, tuple[Arrival, ...]]
+    rounds: Mapping[int, Round]
+
+    @staticmethod
+    def from_records(records: Iterable[Mapping[str, Any]]) -> Schedule:
+        """Read the lines of ``schedule.jsonl``."""
+        arrivals: dict[int, list[Arrival]] = {}
+        rounds = {}
+        for record in records:
+            fields = {name: value for name, value in record.items() if name != "kind"}
+            if record["kind"] == "segment":
+                arrival = Arrival(**fields)
+                arrivals.setdefault(arrival.version, []).append(arrival)
+            else:
+                rounds[record["version"]] = Round(
+                    record["version"], tuple(record["tickets"]), record["degree"]
+                )
+        return Schedule({version: tuple(group) for version, group in arrivals.items()}, rounds)
+
+
+class Replayer:
+    """Repeats a schedule. Each version's tickets are collected when that version is reached.
+
+    A collector's tickets have versions that never go down, so collecting version by version keeps each
+    collector's own order; and order across collectors does not matter, since they share nothing.
+    """
+
+    def __init__(self, schedule: Schedule, plan: Plan) -> None:
+        self._schedule = schedule
+        self._plan = plan
+        self._learner = plan.make_learner()
+        self._runners: dict[int, tuple[int, CollectorRunner]] = {}
+        self._segments: dict[int, Segment] = {}
+
+    def run(self, until_version: int) -> Learner:
+        """Train rounds 0 … ``until_version`` - 1 again; return the learner as it then is."""
+        for version in range(until_version):
+            weights = self._learner.weights()
+            for arrival in self._schedule.arrivals.get(version, ()):
+                self._segments[arrival.ticket] = self._collect(arrival, weights)
+            self._train(version)
+        return self._learner
+
+    def _collect(self, arrival: Arrival, weights: Any) -> Segment:
+        incarnation, runner = self._runners.get(arrival.lane, (-1, None))
+        if runner is None or incarnation != arrival.incarnation:
+            runner = make_runner(self._plan.lane(arrival.lane, LaneStart(arrival.incarnation)))
+            self._runners[arrival.lane] = (arrival.incarnation, runner)
+        seed = derive_seed(self._plan.seed, "collect", arrival.ticket)
+        ticket = Ticket(arrival.ticket, arrival.lane, arrival.version, arrival.deadline, seed)
+        return runner.run(ticket, weights, None)
+
+    def _train(self, version: int) -> None:
+        recorded = self._schedule.rounds.get(version)
+        if recorded is None:
+            raise ReplayError(f"the schedule has no round {version}: schedule.jsonl was cut or edited")
+        missing = [number for number in recorded.tickets if number not in self._segments]
+        if missing:
+            raise ReplayError(f"round {version} trained tickets {missing}, which the schedule does not have")
+        segments = tuple(self._segments.pop(number) for number in recorded.tickets)
+        self._learner.train(Batch(version, segments, recorded.degree))

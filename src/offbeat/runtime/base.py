@@ -1,0 +1,245 @@
+"""What a runtime is told to run, what it reports, and the protocol that all runtimes keep."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Generic, Protocol, TypeVar
+
+from offbeat.errors import OffbeatError
+from offbeat.roles import Collector, Evaluator, InPlaceCollector, Learner, PerWorker, WorkerContext
+from offbeat.seeding import derive_seed
+from offbeat.types import Array, Batch, Metrics, Segment, StateTree, Ticket
+
+RoleT = TypeVar("RoleT")
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment(Generic[RoleT]):
+    """What a worker has to make, and where it is to go on."""
+
+    role: PerWorker[RoleT]
+    context: WorkerContext
+    state: StateTree | None = None
+    sync_timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStart:
+    """How a collector begins: anew (``state`` None), or where a segment left it."""
+
+    incarnation: int = 0
+    state: StateTree | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The roles of a run and where their logs go. ``log_dir`` None: workers write to the terminal."""
+
+    collect: PerWorker[Collector]
+    learn: PerWorker[Learner]
+    evaluate: PerWorker[Evaluator] | None
+    num_lanes: int
+    seed: int
+    async_eval: bool = False
+    worker_threads: int = 1
+    start_timeout_s: float = 60.0
+    sync_timeout_s: float = 30.0
+    log_dir: Path | None = None
+
+    def lane(self, lane: int, start: LaneStart) -> Assignment[Collector]:
+        """What the worker of a lane has to make."""
+        seed = derive_seed(self.seed, "lane", lane, start.incarnation)
+        context = WorkerContext(lane, self.num_lanes, seed, start.incarnation)
+        return Assignment(self.collect, context, start.state, self.sync_timeout_s)
+
+    def evaluator(self) -> Assignment[Evaluator]:
+        """What the evaluator's worker has to make."""
+        assert self.evaluate is not None, "an evaluation was asked for, but there is no evaluator"
+        context = WorkerContext(lane=0, num_lanes=1, seed=derive_seed(self.seed, "evaluator"))
+        return Assignment(self.evaluate, context, None, self.sync_timeout_s)
+
+    def make_learner(self) -> Learner:
+        """Make the learner, in the process where it is to live."""
+        return self.learn.make(WorkerContext(0, 1, derive_seed(self.seed, "learner")))
+
+    def make_evaluator(self) -> Evaluator:
+        """Make the evaluator, in the process where it is to live."""
+        assignment = self.evaluator()
+        return assignment.role.make(assignment.context)
+
+
+# ---------------------------------------------------------------- what happens
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorUp:
+    """A collector can take tickets."""
+
+    lane: int
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorDown:
+    """A collector is gone and its tickets with it; another can be started."""
+
+    lane: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentReady:
+    """A segment came back. ``state`` is the collector's state after it, None when it cannot give one."""
+
+    segment: Segment
+    state: StateTree | None
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundDone:
+    """A round was trained; times are of the runtime's clock."""
+
+    version: int
+    metrics: Metrics
+    started_s: float
+    ended_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsOut:
+    """Weights of this version can be had by collectors."""
+
+    version: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsFailed:
+    """Publishing did not work this time."""
+
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EvalEnded:
+    """An evaluation ended; ``metrics`` is None when it failed, and ``error`` then says why."""
+
+    version: int
+    metrics: Metrics | None
+    seconds: float
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Something raised that the run cannot survive."""
+
+    error: OffbeatError
+
+
+Happening = (
+    CollectorUp | CollectorDown | SegmentReady | RoundDone | WeightsOut | WeightsFailed | EvalEnded | Broken
+)
+Post = Callable[[Happening], None]
+
+
+class Runtime(Protocol):
+    """Carries out actions somewhere and reports what happened. Nothing here decides anything."""
+
+    def start(self, plan: Plan, lanes: Sequence[LaneStart]) -> Learner:
+        """Bring the collectors up (each reports `CollectorUp`) and make the learner."""
+        ...
+
+    def start_lane(self, lane: int, start: LaneStart) -> None:
+        """Bring one collector up in the place of a lost one."""
+        ...
+
+    def kill_lane(self, lane: int, reason: str) -> None:
+        """End a collector that hangs; it is reported as `CollectorDown` with where it hung."""
+        ...
+
+    def collect(self, ticket: Ticket) -> None:
+        """Begin a ticket on its lane, behind those already there."""
+        ...
+
+    def train(self, batch: Batch) -> None:
+        """Begin a round."""
+        ...
+
+    def release(self, tickets: Sequence[int]) -> None:
+        """The segments of these tickets are no longer needed: their memory may be written again."""
+        ...
+
+    def publish(self, version: int) -> None:
+        """Make the learner's weights available to collectors."""
+        ...
+
+    def evaluate(self, version: int, seed: int, blocking: bool) -> None:
+        """Evaluate a snapshot of the learner's weights."""
+        ...
+
+    def wait(self, timeout_s: float) -> list[Happening]:
+        """Return what happened, waiting at most ``timeout_s`` for something to happen."""
+        ...
+
+    def pids(self) -> dict[str, int]:
+        """Processes this runtime keeps, by role, beside the calling one."""
+        ...
+
+    def close(self) -> None:
+        """End everything that was started. Safe to call twice."""
+        ...
+
+
+# ---------------------------------------------------------------- shared by runtimes
+
+
+@dataclass(slots=True)
+class CollectorRunner:
+    """Runs tickets on one collector, wherever that lives."""
+
+    collector: Collector
+    _specs: dict[str, Any] | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.collector, InPlaceCollector):
+            self._specs = self.collector.segment_spec()
+
+    @property
+    def specs(self) -> dict[str, Any] | None:
+        """Arrays of a segment, for collectors that write in place."""
+        return self._specs
+
+    def run(self, ticket: Ticket, weights: Any, out: dict[str, Array] | None) -> Segment:
+        """Collect one segment, into ``out`` where the collector can; stamp its time and version."""
+        started_s = perf_counter()
+        if self._specs is not None and isinstance(self.collector, InPlaceCollector):
+            if out is None:
+                out = {name: spec.empty() for name, spec in self._specs.items()}
+            segment = self.collector.collect_into(ticket, weights, out)
+        else:
+            segment = self.collector.collect(ticket, weights)
+        return replace(segment, collect_s=perf_counter() - started_s)
+
+
+def make_runner(assignment: Assignment[Collector]) -> CollectorRunner:
+    """Make a collector and put it where its assignment says."""
+    collector = assignment.role.make(assignment.context)
+    if assignment.state is not None:
+        collector.load_state_dict(assignment.state)
+    return CollectorRunner(collector)
+
+
+def run_evaluation(evaluator: Evaluator, weights: Any, version: int, seed: int) -> EvalEnded:
+    """Evaluate; a failing evaluation is reported, it never stops training."""
+    started_s = perf_counter()
+    try:
+        metrics = evaluator.evaluate(weights, seed)
+    except Exception:
+        return EvalEnded(version, None, perf_counter() - started_s, traceback.format_exc())
+    return EvalEnded(version, dict(metrics), perf_counter() - started_s)

@@ -1,0 +1,98 @@
+"""Everything in the calling thread, one thing after the other: for k = 0, debugging and replay."""
+
+from __future__ import annotations
+
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from offbeat.errors import CollectError
+from offbeat.roles import Learner
+from offbeat.runtime.base import (
+    Broken,
+    CollectorDown,
+    CollectorRunner,
+    CollectorUp,
+    Happening,
+    LaneStart,
+    Plan,
+    SegmentReady,
+    make_runner,
+)
+from offbeat.runtime.learning import LearnerDesk
+from offbeat.types import Batch, Ticket
+
+
+class InlineRuntime:
+    """Carries out each action at once. Segments travel by reference."""
+
+    def __init__(self) -> None:
+        self._happened: deque[Happening] = deque()
+        self._runners: dict[int, CollectorRunner] = {}
+        self._published: tuple[int, Any] = (-1, None)
+        self._plan: Plan
+        self._desk: LearnerDesk
+
+    def start(self, plan: Plan, lanes: Sequence[LaneStart]) -> Learner:
+        """Make all roles here."""
+        self._plan = plan
+        learner = plan.make_learner()
+        self._desk = LearnerDesk(plan, learner, self._keep_weights, self._happened.append)
+        for lane, start in enumerate(lanes):
+            self.start_lane(lane, start)
+        return learner
+
+    def _keep_weights(self, version: int, weights: Any) -> None:
+        self._published = (version, weights)
+
+    def start_lane(self, lane: int, start: LaneStart) -> None:
+        """Make a collector."""
+        self._runners[lane] = make_runner(self._plan.lane(lane, start))
+        self._happened.append(CollectorUp(lane))
+
+    def kill_lane(self, lane: int, reason: str) -> None:
+        """Forget a collector."""
+        del self._runners[lane]
+        self._happened.append(CollectorDown(lane, reason))
+
+    def collect(self, ticket: Ticket) -> None:
+        """Collect now."""
+        runner = self._runners[ticket.lane]
+        version, weights = self._published
+        try:
+            segment = runner.run(replace(ticket, version=version), weights, None)
+            state = runner.collector.state_dict()
+        except Exception:
+            text = f"collector {ticket.lane} raised in ticket {ticket.number}:\n{traceback.format_exc()}"
+            self._happened.append(Broken(CollectError(text.rstrip())))
+        else:
+            self._happened.append(SegmentReady(segment, state, num_bytes=0))
+
+    def train(self, batch: Batch) -> None:
+        """Train now."""
+        self._desk.train(batch)
+
+    def release(self, tickets: Sequence[int]) -> None:
+        """Nothing to free: segments go by reference."""
+
+    def publish(self, version: int) -> None:
+        """Keep a reference to the weights."""
+        self._desk.publish(version)
+
+    def evaluate(self, version: int, seed: int, blocking: bool) -> None:
+        """Evaluate now, blocking or not."""
+        self._desk.evaluate_here(version, seed)
+
+    def wait(self, timeout_s: float) -> list[Happening]:
+        """Return one thing that happened: the coordinator decides after each."""
+        return [self._happened.popleft()] if self._happened else []
+
+    def pids(self) -> dict[str, int]:
+        """No process of its own."""
+        return {}
+
+    def close(self) -> None:
+        """Drop the roles."""
+        self._runners.clear()

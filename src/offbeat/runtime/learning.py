@@ -1,0 +1,101 @@
+"""The learner's side of every runtime: train, publish and snapshot, one job after the other."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import traceback
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+from offbeat.errors import OffbeatError, TrainError
+from offbeat.roles import Evaluator, Learner
+from offbeat.runtime.base import (
+    Broken,
+    Plan,
+    Post,
+    RoundDone,
+    WeightsFailed,
+    WeightsOut,
+    run_evaluation,
+)
+from offbeat.types import Batch
+
+
+class LearnerDesk:
+    """Carries out the learner's jobs and posts what came of them. Not thread-safe: one caller."""
+
+    def __init__(self, plan: Plan, learner: Learner, send_weights: Callable[[int, Any], None], post: Post):
+        self._plan = plan
+        self._learner = learner
+        self._send_weights = send_weights
+        self._post = post
+        self._evaluator: Evaluator | None = None
+
+    def train(self, batch: Batch) -> None:
+        """Train one round."""
+        started_s = perf_counter()
+        try:
+            metrics = self._learner.train(batch)
+        except OffbeatError as error:
+            self._post(Broken(error))
+        except Exception:
+            self._post(Broken(TrainError(f"the learner raised in round {batch.version}:\n{_trace()}")))
+        else:
+            self._post(RoundDone(batch.version + 1, dict(metrics), started_s, perf_counter()))
+
+    def publish(self, version: int) -> None:
+        """Hand the weights to the collectors."""
+        started_s = perf_counter()
+        try:
+            self._send_weights(version, self._learner.weights())
+        except Exception:
+            self._post(WeightsFailed(version, _trace()))
+        else:
+            self._post(WeightsOut(version, perf_counter() - started_s))
+
+    def evaluate_here(self, version: int, seed: int) -> None:
+        """Evaluate in the learner's own thread: training waits for it anyhow."""
+        if self._evaluator is None:
+            self._evaluator = self._plan.make_evaluator()
+        self._post(run_evaluation(self._evaluator, self._learner.weights(), version, seed))
+
+    def snapshot(self, hand_over: Callable[[Any], None]) -> None:
+        """Give a snapshot of the weights to somebody else, at this point of the training."""
+        hand_over(self._learner.weights())
+
+
+class JobThread:
+    """A thread that runs jobs in order. A job that raises is posted as `Broken`."""
+
+    def __init__(self, name: str, post: Post) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._post = post
+        self._closing = False
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Put a job at the end of the line."""
+        self._jobs.put(job)
+
+    def close(self, timeout_s: float) -> bool:
+        """Finish the job at hand and forget the others; tell whether the thread ended in time."""
+        self._closing = True
+        self._jobs.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _loop(self) -> None:
+        while (job := self._jobs.get()) is not None and not self._closing:
+            try:
+                job()
+            except OffbeatError as error:
+                self._post(Broken(error))
+            except BaseException:
+                self._post(Broken(OffbeatError(f"{threading.current_thread().name} raised:\n{_trace()}")))
+
+
+def _trace() -> str:
+    return traceback.format_exc().rstrip()

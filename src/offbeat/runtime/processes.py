@@ -1,0 +1,410 @@
+"""Collectors in processes of their own, the learner in a thread of the driver: the default for CPU work.
+
+Segments are written in place into shared slots; only ticket numbers and addresses travel through pipes.
+Each worker has a pipe of its own and the driver waits on all of them: one queue to read from, and no
+lock that a killed worker could take with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing import connection as mp_connection
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+
+from offbeat.errors import CollectError
+from offbeat.roles import Learner
+from offbeat.runtime.base import (
+    Broken,
+    CollectorDown,
+    CollectorUp,
+    EvalEnded,
+    Happening,
+    LaneStart,
+    Plan,
+    SegmentReady,
+)
+from offbeat.runtime.learning import JobThread, LearnerDesk
+from offbeat.runtime.shared import Block, WeightsWriter, arrays_in, layout, unpack_object
+from offbeat.types import ArraySpec, Batch, Ticket
+
+_FIRST_TAIL_BYTES = 1 << 16
+_CLOSE_TIMEOUT_S = 5.0
+_STACK_WAIT_S = 0.3
+
+
+@dataclass(slots=True)
+class Slot:
+    """Memory for one segment: its arrays, and a tail for everything else."""
+
+    tail: Block
+    arrays: Block | None = None
+
+
+class WorkerProcess:
+    """A child process with a pipe, and a memory file into which it writes its stack when asked."""
+
+    def __init__(self, name: str, plan: Plan, payload: tuple[Any, ...]) -> None:
+        self.name = name
+        self.is_up = False
+        self.started_s = time.monotonic()
+        ours, theirs = socket.socketpair()
+        self._stack_fd = _stack_file()
+        descriptors = (theirs.fileno(), self._stack_fd)
+        with contextlib.ExitStack() as stack:
+            log = None
+            if plan.log_dir is not None:
+                log = stack.enter_context(open(plan.log_dir / f"{name}.log", "ab", buffering=0))
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "offbeat.runtime.worker", *map(str, descriptors)],
+                pass_fds=descriptors,
+                env=_worker_environment(plan.worker_threads),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        theirs.close()
+        self.connection = Connection(ours.detach())
+        self.connection.send_bytes(cloudpickle.dumps(payload))
+
+    def tell(self, message: Any) -> None:
+        """Send a message. To a dead worker it is lost, and the end of its pipe tells of the death."""
+        with contextlib.suppress(OSError):
+            self.connection.send(message)
+
+    def stack(self) -> str:
+        """Where the process is, by its own account; empty when it does not answer."""
+        self.process.send_signal(signal.SIGUSR1)
+        time.sleep(_STACK_WAIT_S)
+        return os.pread(self._stack_fd, 1 << 16, 0).decode(errors="replace").rstrip()
+
+    def end(self, timeout_s: float = 0.0) -> None:
+        """Ask the process to stop, kill it when it has not after ``timeout_s``, and reap it."""
+        if timeout_s > 0 and self.process.poll() is None:
+            self.tell(None)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout_s)
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.connection.close()
+        os.close(self._stack_fd)
+
+    def how_it_ended(self) -> str:
+        """The exit in words, with the native traceback if there was one."""
+        code = self.process.wait(timeout=_CLOSE_TIMEOUT_S)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        stack = os.pread(self._stack_fd, 1 << 16, 0).decode(errors="replace").rstrip()
+        return f"{self.name} (pid {self.process.pid}) {how}" + (f"\n{stack}" if stack else "")
+
+
+def _stack_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("offbeat-stack")
+    import tempfile
+
+    descriptor, path = tempfile.mkstemp(prefix="offbeat-stack-")
+    os.unlink(path)
+    return descriptor
+
+
+def _worker_environment(num_threads: int) -> dict[str, str]:
+    threads = {
+        name: str(num_threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    }
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return {**os.environ, **threads, "PYTHONPATH": path}
+
+
+class SlotPool:
+    """Slots made on demand; the tickets outstanding bound their number."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[Slot]] = {}
+        self._all: list[Slot] = []
+        self._tail_bytes = _FIRST_TAIL_BYTES
+
+    def take(self, lane: int, specs: dict[str, ArraySpec] | None) -> Slot:
+        """A slot, if possible one whose pages this lane's worker has mapped already."""
+        free = self._free.setdefault(lane, [])
+        if not free:
+            free = next((slots for slots in self._free.values() if slots), free)
+        slot = free.pop() if free else self._make(specs)
+        if slot.tail.size < self._tail_bytes:
+            self.grow(slot, self._tail_bytes)
+        return slot
+
+    def _make(self, specs: dict[str, ArraySpec] | None) -> Slot:
+        arrays = Block.create(layout(specs)[1]) if specs is not None else None
+        slot = Slot(Block.create(self._tail_bytes), arrays)
+        self._all.append(slot)
+        return slot
+
+    def grow(self, slot: Slot, num_bytes: int) -> None:
+        """Give the slot a larger tail, and later slots too."""
+        self._tail_bytes = max(self._tail_bytes, num_bytes * 5 // 4)
+        slot.tail.close()
+        slot.tail = Block.create(self._tail_bytes)
+
+    def give_back(self, lane: int, slot: Slot) -> None:
+        """The slot may be written again."""
+        self._free.setdefault(lane, []).append(slot)
+
+    def close(self) -> None:
+        """Free all memory."""
+        for slot in self._all:
+            slot.tail.close()
+            if slot.arrays is not None:
+                slot.arrays.close()
+        self._all.clear()
+        self._free.clear()
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A collector's process and the slots its tickets write to."""
+
+    worker: WorkerProcess
+    specs: dict[str, ArraySpec] | None = None
+    running: dict[int, tuple[Ticket, Slot]] = field(default_factory=dict)
+
+
+class ProcessRuntime:
+    """Spawned collectors, shared-memory slots, learner in a thread beside the coordinator."""
+
+    def __init__(self) -> None:
+        self._happened: deque[Happening] = deque()
+        self._lanes: dict[int, _Lane] = {}
+        self._slots = SlotPool()
+        self._held: dict[int, tuple[int, Slot]] = {}  # ticket -> lane and slot of a segment not yet trained
+        self._weights = WeightsWriter()
+        self._eval_weights = WeightsWriter()
+        self._evaluator: WorkerProcess | None = None
+        self._eval_queue: deque[tuple[int, int, str]] = deque()
+        self._evaluating: int | None = None
+        self._wake_read, self._wake_write = os.pipe()
+        self._plan: Plan
+        self._desk: LearnerDesk
+        self._learner_thread: JobThread | None = None
+
+    # ------------------------------------------------------------ starting and ending
+
+    def start(self, plan: Plan, lanes: Sequence[LaneStart]) -> Learner:
+        """Spawn the collectors, and make the learner here while they start."""
+        self._plan = plan
+        for lane, start in enumerate(lanes):
+            self.start_lane(lane, start)
+        learner = plan.make_learner()
+        self._desk = LearnerDesk(plan, learner, self._weights.publish, self._post)
+        self._learner_thread = JobThread("learner", self._post)
+        return learner
+
+    def _post(self, happening: Happening) -> None:
+        """Report from another thread, and wake the driver up."""
+        self._happened.append(happening)
+        os.write(self._wake_write, b"x")
+
+    def start_lane(self, lane: int, start: LaneStart) -> None:
+        """Spawn a collector."""
+        worker = WorkerProcess(f"worker_{lane}", self._plan, ("collect", self._plan.lane(lane, start)))
+        self._lanes[lane] = _Lane(worker)
+
+    def kill_lane(self, lane: int, reason: str) -> None:
+        """Kill a collector that hangs, with its stack in the report."""
+        worker = self._lanes[lane].worker
+        stack = worker.stack()
+        where = f", it was here:\n{stack}" if stack else ""
+        self._lane_down(lane, f"{worker.name} (pid {worker.process.pid}) {reason}{where}")
+
+    def close(self) -> None:
+        """End all processes and threads, free all memory."""
+        workers = [lane.worker for lane in self._lanes.values()]
+        if self._evaluator is not None:
+            workers.append(self._evaluator)
+        busy = {id(lane.worker) for lane in self._lanes.values() if lane.running}
+        for worker in workers:
+            worker.end(0.0 if id(worker) in busy or not worker.is_up else _CLOSE_TIMEOUT_S)
+        self._lanes.clear()
+        self._evaluator = None
+        if self._learner_thread is not None:
+            self._learner_thread.close(_CLOSE_TIMEOUT_S)
+            self._learner_thread = None
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+        self._slots.close()
+        self._weights.close()
+        self._eval_weights.close()
+
+    def pids(self) -> dict[str, int]:
+        """The worker processes."""
+        workers = [lane.worker for lane in self._lanes.values()]
+        if self._evaluator is not None:
+            workers.append(self._evaluator)
+        return {worker.name: worker.process.pid for worker in workers}
+
+    # ------------------------------------------------------------ actions
+
+    def collect(self, ticket: Ticket) -> None:
+        """Send the ticket with the addresses of the weights and of its slot."""
+        lane = self._lanes[ticket.lane]
+        slot = self._slots.take(ticket.lane, lane.specs)
+        lane.running[ticket.number] = (ticket, slot)
+        arrays = slot.arrays.address if slot.arrays is not None else ""
+        message = ("collect", ticket, self._weights.address, arrays, slot.tail.address)
+        lane.worker.tell(message)
+
+    def train(self, batch: Batch) -> None:
+        """Train in the learner's thread."""
+        self._submit(lambda: self._desk.train(batch))
+
+    def publish(self, version: int) -> None:
+        """Copy the weights into shared memory when the learner comes to it."""
+        self._submit(lambda: self._desk.publish(version))
+
+    def evaluate(self, version: int, seed: int, blocking: bool) -> None:
+        """Evaluate in the learner's thread, or in a process of its own on a snapshot."""
+        if blocking:
+            self._submit(lambda: self._desk.evaluate_here(version, seed))
+            return
+        if self._evaluator is None:
+            self._start_evaluator()
+        self._evaluating = version
+
+        def hand_over(weights: Any) -> None:
+            self._eval_weights.publish(version, weights)
+            self._eval_queue.append((version, seed, self._eval_weights.address))
+            os.write(self._wake_write, b"x")
+
+        self._submit(lambda: self._desk.snapshot(hand_over))
+
+    def _submit(self, job: Any) -> None:
+        assert self._learner_thread is not None
+        self._learner_thread.submit(job)
+
+    def _start_evaluator(self) -> None:
+        payload = ("evaluate", self._plan.evaluator())
+        self._evaluator = WorkerProcess("evaluator", self._plan, payload)
+
+    # ------------------------------------------------------------ what happens
+
+    def wait(self, timeout_s: float) -> list[Happening]:
+        """Wait for the workers' pipes and the learner's thread at once."""
+        if not self._happened:
+            self._listen(max(0.0, timeout_s))
+        self._send_evaluations()
+        self._check_starts()
+        return [self._happened.popleft() for _ in range(len(self._happened))]
+
+    def _check_starts(self) -> None:
+        limit_s = self._plan.start_timeout_s
+        for number, lane in list(self._lanes.items()):
+            if not lane.worker.is_up and time.monotonic() - lane.worker.started_s > limit_s:
+                self.kill_lane(number, f"did not start within {limit_s} s")
+
+    def _listen(self, timeout_s: float) -> None:
+        by_connection: dict[Any, int | None] = {
+            lane.worker.connection: number for number, lane in self._lanes.items()
+        }
+        if self._evaluator is not None:
+            by_connection[self._evaluator.connection] = None
+        for ready in mp_connection.wait([*by_connection, self._wake_read], timeout_s):
+            if ready is self._wake_read or ready == self._wake_read:
+                os.read(self._wake_read, 4096)
+            elif (lane := by_connection[ready]) is not None:
+                self._hear_collector(lane)
+            else:
+                self._hear_evaluator()
+
+    def _hear_collector(self, number: int) -> None:
+        lane = self._lanes[number]
+        try:
+            message = lane.worker.connection.recv()
+        except (EOFError, OSError):
+            self._lane_down(number, lane.worker.how_it_ended())
+            return
+        match message:
+            case ("up", specs):
+                lane.specs, lane.worker.is_up = specs, True
+                self._happened.append(CollectorUp(number))
+            case ("segment", ticket, num_bytes):
+                self._segment_ready(number, ticket, num_bytes)
+            case ("grow", ticket, num_bytes):
+                slot = lane.running[ticket][1]
+                self._slots.grow(slot, num_bytes)
+                lane.worker.tell(("tail", slot.tail.address))
+            case ("lost", reason):
+                self._lane_down(number, f"{lane.worker.name}: {reason}")
+            case ("error", doing, text):
+                error = CollectError(f"collector {number} raised while {doing}:\n{text}")
+                self._happened.append(Broken(error))
+
+    def _segment_ready(self, number: int, ticket_number: int, num_bytes: int) -> None:
+        lane = self._lanes[number]
+        _, slot = lane.running.pop(ticket_number)
+        segment, state = unpack_object(slot.tail.bytes[:num_bytes].copy())
+        if lane.specs is not None and slot.arrays is not None:
+            data = arrays_in(slot.arrays, lane.specs)
+            for array in data.values():
+                array.flags.writeable = False
+            segment = replace(segment, data=data)
+            num_bytes += slot.arrays.size
+        self._held[ticket_number] = (number, slot)
+        self._happened.append(SegmentReady(segment, state, num_bytes))
+
+    def release(self, tickets: Sequence[int]) -> None:
+        """The segments of these tickets are no longer needed."""
+        for ticket in tickets:
+            if ticket in self._held:
+                self._slots.give_back(*self._held.pop(ticket))
+
+    def _lane_down(self, number: int, reason: str) -> None:
+        lane = self._lanes.pop(number)
+        for _, slot in lane.running.values():
+            self._slots.give_back(number, slot)
+        lane.worker.end()
+        self._happened.append(CollectorDown(number, reason))
+
+    def _send_evaluations(self) -> None:
+        while self._eval_queue and self._evaluator is not None:
+            version, seed, address = self._eval_queue.popleft()
+            self._evaluator.tell(("evaluate", version, seed, address))
+
+    def _hear_evaluator(self) -> None:
+        worker = self._evaluator
+        assert worker is not None
+        try:
+            message = worker.connection.recv()
+        except (EOFError, OSError):
+            self._evaluator_down(worker.how_it_ended())
+            return
+        match message:
+            case ("up", _):
+                worker.is_up = True
+            case ("evaluated", ended):
+                self._evaluating = None
+                self._happened.append(ended)
+            case ("lost", reason):
+                self._evaluator_down(reason)
+            case ("error", _, text):
+                self._evaluator_down(text)
+
+    def _evaluator_down(self, reason: str) -> None:
+        """An evaluator that dies costs one evaluation; the next one gets a new process."""
+        assert self._evaluator is not None
+        self._evaluator.end()
+        self._evaluator = None
+        self._eval_queue.clear()
+        if self._evaluating is not None:
+            self._happened.append(EvalEnded(self._evaluating, None, 0.0, reason))
+            self._evaluating = None

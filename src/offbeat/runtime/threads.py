@@ -1,0 +1,138 @@
+"""Roles in threads of one process: for work that releases the GIL (GPU, native environments)."""
+
+from __future__ import annotations
+
+import queue
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from offbeat.errors import CollectError, StallError
+from offbeat.roles import Evaluator, Learner
+from offbeat.runtime.base import (
+    Broken,
+    CollectorRunner,
+    CollectorUp,
+    Happening,
+    LaneStart,
+    Plan,
+    SegmentReady,
+    make_runner,
+    run_evaluation,
+)
+from offbeat.runtime.learning import JobThread, LearnerDesk
+from offbeat.types import Batch, Ticket
+
+_CLOSE_TIMEOUT_S = 10.0
+
+
+class ThreadRuntime:
+    """One thread per collector, one for the learner, one for asynchronous evaluation."""
+
+    def __init__(self) -> None:
+        self._happened: queue.SimpleQueue[Happening] = queue.SimpleQueue()
+        self._lanes: dict[int, JobThread] = {}
+        self._runners: dict[int, CollectorRunner] = {}
+        self._published: tuple[int, Any] = (-1, None)
+        self._evaluator: Evaluator | None = None
+        self._eval_thread: JobThread | None = None
+        self._plan: Plan
+        self._desk: LearnerDesk
+        self._learner_thread: JobThread
+
+    def start(self, plan: Plan, lanes: Sequence[LaneStart]) -> Learner:
+        """Make the learner here and each collector in its own thread."""
+        self._plan = plan
+        post = self._happened.put
+        for lane, start in enumerate(lanes):
+            self.start_lane(lane, start)
+        learner = plan.make_learner()
+        self._desk = LearnerDesk(plan, learner, self._keep_weights, post)
+        self._learner_thread = JobThread("learner", post)
+        return learner
+
+    def _keep_weights(self, version: int, weights: Any) -> None:
+        self._published = (version, weights)  # one assignment: readers see the old pair or the new one
+
+    def start_lane(self, lane: int, start: LaneStart) -> None:
+        """Start a collector's thread."""
+
+        def make() -> None:
+            self._runners[lane] = make_runner(self._plan.lane(lane, start))
+            self._happened.put(CollectorUp(lane))
+
+        self._lanes[lane] = JobThread(f"collector-{lane}", self._happened.put)
+        self._lanes[lane].submit(make)
+
+    def kill_lane(self, lane: int, reason: str) -> None:
+        """A thread cannot be killed: the run ends and says so."""
+        text = f"collector {lane} {reason}; threads cannot be killed, runtime.kind=processes can replace it"
+        self._happened.put(Broken(StallError(text)))
+
+    def collect(self, ticket: Ticket) -> None:
+        """Line the ticket up for its lane."""
+        self._lanes[ticket.lane].submit(lambda: self._collect(ticket))
+
+    def _collect(self, ticket: Ticket) -> None:
+        runner = self._runners[ticket.lane]
+        version, weights = self._published
+        ticket = replace(ticket, version=version)
+        try:
+            segment = runner.run(ticket, weights, None)
+            state = runner.collector.state_dict()
+        except Exception:
+            text = f"collector {ticket.lane} raised in ticket {ticket.number}:\n{traceback.format_exc()}"
+            self._happened.put(Broken(CollectError(text.rstrip())))
+        else:
+            self._happened.put(SegmentReady(segment, state, num_bytes=0))
+
+    def train(self, batch: Batch) -> None:
+        """Line the round up for the learner."""
+        self._learner_thread.submit(lambda: self._desk.train(batch))
+
+    def release(self, tickets: Sequence[int]) -> None:
+        """Nothing to free: segments go by reference."""
+
+    def publish(self, version: int) -> None:
+        """Publish when the learner comes to it."""
+        self._learner_thread.submit(lambda: self._desk.publish(version))
+
+    def evaluate(self, version: int, seed: int, blocking: bool) -> None:
+        """Evaluate in the learner's thread, or beside it on a snapshot."""
+        if blocking:
+            self._learner_thread.submit(lambda: self._desk.evaluate_here(version, seed))
+            return
+        thread = self._eval_thread or JobThread("evaluator", self._happened.put)
+        self._eval_thread = thread
+
+        def hand_over(weights: Any) -> None:
+            thread.submit(lambda: self._evaluate(weights, version, seed))
+
+        self._learner_thread.submit(lambda: self._desk.snapshot(hand_over))
+
+    def _evaluate(self, weights: Any, version: int, seed: int) -> None:
+        if self._evaluator is None:
+            self._evaluator = self._plan.make_evaluator()
+        self._happened.put(run_evaluation(self._evaluator, weights, version, seed))
+
+    def wait(self, timeout_s: float) -> list[Happening]:
+        """Return one thing that happened, or nothing after the time-out."""
+        try:
+            return [self._happened.get(timeout=max(0.0, timeout_s))]
+        except queue.Empty:
+            return []
+
+    def pids(self) -> dict[str, int]:
+        """No process of its own."""
+        return {}
+
+    def close(self) -> None:
+        """Let each thread finish what it is doing, within limits."""
+        threads = [*self._lanes.values()]
+        if hasattr(self, "_learner_thread"):
+            threads.append(self._learner_thread)
+        if self._eval_thread is not None:
+            threads.append(self._eval_thread)
+        for thread in threads:
+            thread.close(_CLOSE_TIMEOUT_S)

@@ -1,0 +1,152 @@
+"""A worker process: makes one role and serves it until its driver says stop or is gone.
+
+Started as ``python -m offbeat.runtime.worker``; not through multiprocessing, so that the user's script is
+not run again, no guard is needed in it, and functions from notebooks travel by value.
+Messages are small tuples; arrays and states go through shared memory.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import time
+import traceback
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+
+from offbeat.errors import OffbeatError
+from offbeat.roles import Collector, Evaluator
+from offbeat.runtime.base import Assignment, make_runner, run_evaluation
+from offbeat.runtime.shared import Block, OpenBlocks, arrays_in, newest_version, pack_object, read_weights
+from offbeat.types import Segment, Ticket
+
+_SYNC_POLL_S = 0.0005
+
+
+class SyncTimeout(Exception):
+    """Weights of the wanted version did not come in time."""
+
+
+class Weights:
+    """The newest weights this worker has copied."""
+
+    def __init__(self, blocks: OpenBlocks, timeout_s: float) -> None:
+        self._blocks = blocks
+        self._timeout_s = timeout_s
+        self._have: tuple[str, int, Any] = ("", -1, None)
+
+    def get(self, address: str, at_least: int) -> tuple[int, Any]:
+        """Return the newest weights, which must be of at least this version, copying only what is new."""
+        block = self._blocks[address]
+        if self._have[:2] == (address, newest_version(block)):
+            return self._have[1:]
+        give_up_s = time.monotonic() + self._timeout_s
+        while (found := read_weights(block, at_least)) is None:
+            if time.monotonic() > give_up_s:
+                raise SyncTimeout(f"weights of version {at_least} did not arrive in {self._timeout_s} s")
+            time.sleep(_SYNC_POLL_S)
+        self._have = (address, *found)
+        return found
+
+
+class CollectorServer:
+    """Answers tickets with segments, written into the slots it is told."""
+
+    def __init__(self, connection: Connection, assignment: Assignment[Collector]) -> None:
+        self._connection = connection
+        self._blocks = OpenBlocks()
+        self._weights = Weights(self._blocks, assignment.sync_timeout_s)
+        self._runner = make_runner(assignment)
+
+    def up_message(self) -> tuple[Any, ...]:
+        """Say that tickets are welcome, and what a segment looks like."""
+        return ("up", self._runner.specs)
+
+    def serve(self, message: tuple[Any, ...]) -> None:
+        """Collect one ticket: ("collect", ticket, weights address, array slot, tail slot)."""
+        _, ticket, weights_address, slot, tail = message
+        version, weights = self._weights.get(weights_address, ticket.version)
+        specs = self._runner.specs
+        out = arrays_in(self._blocks[slot], specs) if specs is not None else None
+        segment = self._runner.run(replace(ticket, version=version), weights, out)
+        self._answer(ticket, segment, self._blocks[tail])
+
+    def _answer(self, ticket: Ticket, segment: Segment, tail: Block) -> None:
+        if self._runner.specs is not None:
+            segment = replace(segment, data=None)
+        packed = pack_object((segment, self._runner.collector.state_dict()))
+        if packed.num_bytes > tail.size:
+            self._connection.send(("grow", ticket.number, packed.num_bytes))
+            _, address = self._connection.recv()
+            tail = self._blocks[address]
+        packed.write(tail.bytes)
+        self._connection.send(("segment", ticket.number, packed.num_bytes))
+
+
+class EvaluatorServer:
+    """Answers requests for evaluation."""
+
+    def __init__(self, connection: Connection, assignment: Assignment[Evaluator]) -> None:
+        self._connection = connection
+        self._weights = Weights(OpenBlocks(), assignment.sync_timeout_s)
+        self._evaluator = assignment.role.make(assignment.context)
+
+    def up_message(self) -> tuple[Any, ...]:
+        """Say that requests are welcome."""
+        return ("up", None)
+
+    def serve(self, message: tuple[Any, ...]) -> None:
+        """Evaluate once: ("evaluate", version, seed, weights address)."""
+        _, version, seed, address = message
+        _, weights = self._weights.get(address, version)
+        self._connection.send(("evaluated", run_evaluation(self._evaluator, weights, version, seed)))
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to end this process when its driver dies, even in the middle of a native call."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def main(connection_fd: int, stack_fd: int) -> int:
+    """Serve until told to stop; report what a role raises and end."""
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what Ctrl-C means
+    stacks = os.fdopen(stack_fd, "w")
+    faulthandler.enable(stacks)
+    faulthandler.register(signal.SIGUSR1, stacks)
+    connection = Connection(connection_fd)
+    doing = "starting"
+    try:
+        kind, assignment = cloudpickle.loads(connection.recv_bytes())
+        server = (CollectorServer if kind == "collect" else EvaluatorServer)(connection, assignment)
+        connection.send(server.up_message())
+        while (message := connection.recv()) is not None:
+            doing = f"ticket {message[1].number}" if message[0] == "collect" else "evaluating"
+            server.serve(message)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return 1  # the driver is gone
+    except SyncTimeout as error:
+        connection.send(("lost", str(error)))
+        return 1
+    except OffbeatError as error:
+        connection.send(("error", doing, str(error)))
+        return 1
+    except Exception:
+        connection.send(("error", doing, traceback.format_exc().rstrip()))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(int(sys.argv[1]), int(sys.argv[2]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # environments may keep threads; nothing here needs an orderly end

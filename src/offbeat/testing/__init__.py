@@ -1,0 +1,1 @@
+"""Help for testing runs: environments that misbehave on command."""
