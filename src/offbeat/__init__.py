@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from offbeat.api import Result, digest, evaluate, replay, resume, train
+    from offbeat.api import Result, digest, evaluate, replay_run, resume, train
     from offbeat.config.models import RunConfig
     from offbeat.observe.callbacks import Callback
     from offbeat.pipeline import Pipeline
@@ -33,7 +33,7 @@ __all__ = [
     "digest",
     "evaluate",
     "load_config",
-    "replay",
+    "replay_run",
     "resume",
     "train",
 ]
@@ -48,7 +48,7 @@ _HOMES = {
     "Ticket": "offbeat.types",
     "digest": "offbeat.api",
     "evaluate": "offbeat.api",
-    "replay": "offbeat.api",
+    "replay_run": "offbeat.api",
     "resume": "offbeat.api",
     "train": "offbeat.api",
 }

@@ -59,6 +59,7 @@ class Result:
     eval_return: float | None
     wall_s: float
     env_steps: int
+    max_staleness: int
     interrupted: bool
     policy: Policy
 
@@ -91,13 +92,11 @@ def train(
         "run.rounds": rounds,
         "run.seed": seed,
     }
-    chosen = {key: value for key, value in named.items() if value is not None}
-    config = _override(load_config(recipe, overrides or ()), chosen)
-    source = config.run.name or (
-        Path(recipe).stem if isinstance(recipe, str | Path) else config.algorithm.name
-    )
+    chosen = _joined(overrides, {key: value for key, value in named.items() if value is not None})
+    config = load_config(recipe, chosen)
+    source = _name_of(config, recipe)
     run_dir = _make_run_dir(config, source)
-    _write_description(run_dir, config, recipe, overrides, chosen)
+    _write_description(run_dir, config, recipe, chosen)
     return _run(config, run_dir, source, None, callbacks)
 
 
@@ -110,7 +109,7 @@ def resume(
     """Go on with a run from its newest good checkpoint, or from its beginning if it has none yet."""
     directory = _existing(run_dir)
     _check_resumable(overrides)
-    config = load_config(directory / "resolved.yaml", overrides or ())
+    config = load_config(directory / "config.yaml", overrides or ())
     manager = CheckpointManager(directory / "checkpoints")
     saved = manager.load() if manager.versions() else None
     name = json.loads((directory / "manifest.json").read_text())["name"]
@@ -123,7 +122,7 @@ def evaluate(
     """Judge a run's newest (or best) weights; returns metrics named ``eval/...``."""
     directory = _existing(run_dir)
     chosen = {"eval.episodes": episodes} if episodes is not None else {}
-    config = load_config(directory / "resolved.yaml", chosen)
+    config = load_config(directory / "config.yaml", chosen)
     manager = CheckpointManager(directory / "checkpoints")
     saved = manager.load(manager.best() if best else None)
     seed = derive_seed(config.run.seed, "evaluate", saved.version) if seed is None else seed
@@ -131,10 +130,10 @@ def evaluate(
     return {"eval/version": float(saved.version), **evaluator.evaluate(saved.weights, seed)}
 
 
-def replay(run_dir: str | Path) -> ReplayReport:
+def replay_run(run_dir: str | Path) -> ReplayReport:
     """Repeat a run serially from its schedule and compare the weights with its newest checkpoint's."""
     directory = _existing(run_dir)
-    config = load_config(directory / "resolved.yaml")
+    config = load_config(directory / "config.yaml")
     saved = CheckpointManager(directory / "checkpoints").load()
     schedule = Schedule.from_records(read_schedule(directory / "schedule.jsonl"))
     if saved.version == 0:
@@ -230,6 +229,7 @@ def _result(config: RunConfig, run_dir: Path, report: Report, interrupted: bool)
         eval_return=report.eval_metrics.get("eval/return_mean"),
         wall_s=report.wall_s,
         env_steps=int(float(report.metrics.get("rollout/total_env_steps", 0))),
+        max_staleness=report.max_staleness,
         interrupted=interrupted,
         policy=_roles(config).policy(report.weights),
     )
@@ -269,10 +269,6 @@ def _stopping_on_signals(pipeline: Pipeline) -> Iterator[list[str]]:
 # ---------------------------------------------------------------- run directories
 
 
-def _override(config: RunConfig, chosen: Mapping[str, object]) -> RunConfig:
-    return load_config(config, chosen) if chosen else config
-
-
 def _make_run_dir(config: RunConfig, name: str) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     directory = Path(config.run.dir) if config.run.dir else Path("runs") / f"{name}-{stamp}"
@@ -305,18 +301,15 @@ def _write_description(
     run_dir: Path,
     config: RunConfig,
     recipe: str | Path | RunConfig,
-    overrides: Mapping[str, object] | Sequence[str] | None,
-    chosen: Mapping[str, object],
+    chosen: Mapping[str, object] | Sequence[str],
 ) -> None:
     """Write what was asked for, what it resolved to, and with which versions it runs."""
-    given = f"# given: {recipe if isinstance(recipe, str | Path) else 'a RunConfig'}\n"
-    if isinstance(recipe, str | Path) and Path(recipe).is_file():
-        given += Path(recipe).read_text()
-    given += "".join(f"# override: {item}\n" for item in _as_lines(overrides) + _as_lines(chosen))
-    (run_dir / "config.yaml").write_text(given)
-    (run_dir / "resolved.yaml").write_text(dump_yaml(config))
+    source = recipe if isinstance(recipe, str | Path) else "a RunConfig"
+    given = [f"# from {source}", *(f"# with {line}" for line in _as_lines(chosen))]
+    (run_dir / "config.yaml").write_text("\n".join(given) + "\n" + dump_yaml(config))
+    (run_dir / "resolved.yaml").write_text(dump_yaml(config.resolved()))
     manifest = {
-        "name": config.run.name or (Path(recipe).stem if isinstance(recipe, str | Path) else "run"),
+        "name": _name_of(config, recipe),
         "seed": config.run.seed,
         "command": sys.argv,
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -329,10 +322,22 @@ def _write_description(
     (run_dir / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
 
 
-def _as_lines(overrides: Mapping[str, object] | Sequence[str] | None) -> list[str]:
+def _joined(
+    overrides: Mapping[str, object] | Sequence[str] | None, named: Mapping[str, object]
+) -> Mapping[str, object] | Sequence[str]:
+    if isinstance(overrides, Mapping):
+        return {**overrides, **named}
+    return [*(overrides or ()), *_as_lines(named)]
+
+
+def _as_lines(overrides: Mapping[str, object] | Sequence[str]) -> list[str]:
     if isinstance(overrides, Mapping):
         return [f"{key}={value}" for key, value in overrides.items()]
-    return [str(item) for item in overrides or ()]
+    return list(overrides)
+
+
+def _name_of(config: RunConfig, recipe: str | Path | RunConfig) -> str:
+    return config.run.name or (Path(recipe).stem if isinstance(recipe, str | Path) else config.algorithm.name)
 
 
 def _versions(packages: Sequence[str]) -> dict[str, str]:

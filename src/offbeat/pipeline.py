@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -66,6 +67,7 @@ from offbeat.seeding import derive_seed
 from offbeat.types import Batch, Metrics, Ticket
 
 _POLL_S = 0.25
+_STOP_LIMIT_S = 8.0
 _RUNTIMES: dict[str, Callable[[], Runtime]] = {
     "inline": InlineRuntime,
     "threads": ThreadRuntime,
@@ -94,6 +96,7 @@ class Report:
     metrics: dict[str, MetricValue]
     eval_metrics: Metrics
     wall_s: float
+    max_staleness: int
     weights: Any
     digest: str
 
@@ -260,6 +263,7 @@ class _Session:
         self._restarts = 0
         self._progress_s = self._begun_s = perf_counter()
         self._wake_s: float | None = None
+        self._stop_by_s = math.inf
         self._finish: Finish | None = None
 
     # ------------------------------------------------------------ life
@@ -305,6 +309,8 @@ class _Session:
         while self._pipeline._requests:
             request = self._pipeline._requests.popleft()
             self._recorder.requested(request)
+            if isinstance(request, StopRequested):
+                self._stop_by_s = min(self._stop_by_s, perf_counter() + _STOP_LIMIT_S)
             self._tell(request)
         if self._wake_s is not None and perf_counter() >= self._wake_s:
             self._tell(Clock())
@@ -322,6 +328,7 @@ class _Session:
             metrics=self._recorder.last_metrics,
             eval_metrics=self._recorder.last_eval,
             wall_s=perf_counter() - self._begun_s,
+            max_staleness=self._recorder.max_staleness,
             weights=self._learner.weights(),
             digest=learner_digest(self._learner.state_dict()),
         )
@@ -354,6 +361,7 @@ class _Session:
                 self._recorder.evaluated(happening)
                 self._tell(EvalDone(version))
             case Broken(error):
+                self._recorder.broken(error)
                 raise error
 
     def _segment_ready(self, happening: SegmentReady) -> None:
@@ -437,6 +445,11 @@ class _Session:
     def _check_deadlines(self) -> None:
         """No wait without an end: a hanging collector is replaced, a run that stands still ends."""
         now_s, dial = perf_counter(), self._settings.async_training
+        if now_s > self._stop_by_s and not self.finished:
+            raise StallError(
+                f"asked to stop, but after {_STOP_LIMIT_S:g} s {self._coordinator.waiting_for()}: "
+                "ended without a last checkpoint"
+            )
         for lane, tickets in self._tickets.items():
             if tickets and now_s - self._started_at_s[lane] > dial.generation_timeout:
                 waited = f"hung: ticket {tickets[0]} took more than {dial.generation_timeout} s"

@@ -13,7 +13,7 @@ import numpy as np
 
 from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint, digest, pack
 from offbeat.config.models import AsyncTrainingConfig, CheckpointConfig, ObserveConfig
-from offbeat.errors import CheckpointError
+from offbeat.errors import CheckpointError, CollectError, OffbeatError
 from offbeat.observe.callbacks import (
     Callback,
     CallbackList,
@@ -107,6 +107,7 @@ class Recorder:
         self._finish: Finish | None = None
         self._saves_nothing = False
         self._issued_at_s: dict[int, float] = {}
+        self.max_staleness = 0
         self.last_metrics: dict[str, MetricValue] = {}
         self.last_eval: Metrics = {}
 
@@ -123,11 +124,14 @@ class Recorder:
         version = saved.version if saved is not None else 0
         if saved is not None:
             self._meter.load_state_dict(saved.parts["meter"])
+            self.max_staleness = saved.parts["recorder"]["max_staleness"]
             self._eval_skipped = self._coordinator.eval_skipped
         if self._options.directory is not None:
             self._files = _Files(self._options.directory, self._options, version if resumed else None)
             if resumed:
-                self._files.schedule.truncate(saved.parts["schedule"]["offset"] if saved is not None else 0)
+                self._files.schedule.truncate(
+                    saved.parts["recorder"]["schedule_offset"] if saved is not None else 0
+                )
         self._event("resume" if resumed else "start", {"version": version})
         self._callbacks.on_start(RunInfo(self._options.summary, stop, version if resumed else None, turn))
         for warning in saved.warnings if saved is not None else ():
@@ -212,8 +216,14 @@ class Recorder:
         """A round is handed to the learner."""
         self._meter.train_started(batch, perf_counter())
 
+    def broken(self, error: OffbeatError) -> None:
+        """Something raised that the run cannot survive."""
+        if isinstance(error, CollectError):
+            self._meter.generation_error()
+
     def trained(self, batch: Batch, done: RoundDone) -> None:
         """A round was trained."""
+        self.max_staleness = max(self.max_staleness, *batch.staleness(), 0)
         self._meter.train_ended(done.ended_s, done.metrics)
         tickets = tuple(segment.ticket.number for segment in batch.segments)
         if self._files is None:
@@ -316,7 +326,8 @@ class Recorder:
             return
         started_s = perf_counter()
         offset = self._files.schedule.offset()
-        whole = {**parts, "meter": self._meter.state_dict(), "schedule": {"offset": offset}}
+        own = {"max_staleness": self.max_staleness, "schedule_offset": offset}
+        whole = {**parts, "meter": self._meter.state_dict(), "recorder": own}
         try:
             score = self._scores.get(version)
             path = self._files.checkpoints.save(version, whole, _as_arrays(weights), score)

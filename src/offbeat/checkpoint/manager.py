@@ -132,10 +132,10 @@ class CheckpointManager:
         return self.path(version)
 
     def set_score(self, version: int, score: float | None) -> bool:
-        """Give a checkpoint the score its evaluation found; False when it is no longer (or not yet) there."""
-        if version not in self.versions():
+        """Give a checkpoint the score that its evaluation found; False when it is not (any more) there."""
+        manifest = self._manifests().get(version)
+        if manifest is None:
             return False
-        manifest = _read_manifest(self.path(version))
         scored = _Manifest(version, _finite(score), manifest.weights_digest, manifest.files)
         try:
             files.replace_bytes(self.path(version) / _MANIFEST, scored.to_bytes())
@@ -227,13 +227,14 @@ class CheckpointManager:
     def _clear_leftovers(self, mine: bool) -> None:
         """Remove what killed writers left; a writer that is alive keeps what it is working on.
 
-        ``mine``: also what bears this process's own number, which only the writer itself may judge.
+        ``mine``: also half-written ones that bear this process's own number, which only the writer may
+        judge. A restarted container often gets the same number again.
         """
         if not self.directory.is_dir():
             return
         for path in list(self.directory.iterdir()):
             match = _TEMPORARY.fullmatch(path.name)
-            if match is None or not _abandoned(int(match[2]), mine):
+            if match is None or not _abandoned(int(match[2]), mine or match[1] == "aside"):
                 continue
             final = self.directory / match[3]
             if match[1] == "aside" and not final.exists():

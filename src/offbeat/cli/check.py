@@ -30,7 +30,9 @@ def check(
         config = offbeat.load_config(source, overrides or [])
         step_bytes = probe_step_bytes(config)
         print(describe(config, step_bytes))
-        report.values.update(config=config.model_dump(), plan=plan(config, step_bytes), notes=remarks(config))
+        report.values.update(
+            config=config.resolved().model_dump(), plan=plan(config, step_bytes), notes=remarks(config)
+        )
 
 
 def probe_step_bytes(config: RunConfig) -> int:

@@ -108,7 +108,7 @@ def _show_rich(title: str, rows: Mapping[str, str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", show_header=False)
+    table = Table(title=Text(title), title_justify="left", show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, text in rows.items():

@@ -11,7 +11,7 @@ def replay(run: RunDirectory, as_json: JsonFlag = False) -> None:
     with reporting(as_json) as report:
         from offbeat import api
 
-        outcome = api.replay(run)
+        outcome = api.replay_run(run)
         verdict = "identical weights" if outcome.identical else "DIFFERENT weights"
         rows = {
             "rounds": f"{outcome.rounds:,}",

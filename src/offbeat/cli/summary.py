@@ -21,6 +21,7 @@ def finish(result: Result, report: Report) -> None:
         env_steps=result.env_steps,
         wall_s=result.wall_s,
         eval_return=result.eval_return,
+        max_staleness=result.max_staleness,
         digest=result.digest,
         interrupted=result.interrupted,
         metrics=result.metrics,
@@ -37,7 +38,7 @@ def summary_rows(result: Result) -> dict[str, str]:
         "wall time": f"{result.wall_s:.1f} s",
         "steps per second": _rate(result),
         "evaluation return": "not evaluated" if result.eval_return is None else f"{result.eval_return:.1f}",
-        "max staleness, last round": _count(result, "pace/max_sample_age"),
+        "max staleness": f"{result.max_staleness}",
         "dropped samples": _count(result, "pace/dropped_samples"),
         "digest": result.digest,
         "run directory": str(result.run_dir),
@@ -52,4 +53,4 @@ def _rate(result: Result) -> str:
 
 def _count(result: Result, name: str) -> str:
     value = result.metrics.get(name)
-    return "unknown" if value is None else f"{value:,.0f}"
+    return f"{value:,.0f}" if isinstance(value, int | float) else "unknown"

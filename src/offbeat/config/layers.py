@@ -88,8 +88,10 @@ def parse_value(text: str) -> object:
 
 def _syntax_problem(error: YAMLError, text: str, source: str) -> Problem:
     if isinstance(error, MarkedYAMLError):
-        mark = error.problem_mark or error.context_mark
-        line = 1 if mark is None else mark.line + 1
+        # What is never closed is noticed at the end of the file; its beginning is the line to look at.
+        marks = [mark for mark in (error.problem_mark, error.context_mark) if mark is not None]
+        inside = [mark.line + 1 for mark in marks if mark.line < len(text.splitlines())]
+        line = inside[0] if inside else 1
     else:
         line = text.count("\n", 0, getattr(error, "position", 0)) + 1
     return Problem(f"{source}:{line}", "", None, f"not valid YAML: {_reason(error)}")

@@ -27,6 +27,7 @@ from offbeat.errors import ConfigError
 
 AlgorithmModel = Callable[[str], type[AlgorithmConfig]]
 """Finds the config model of an algorithm by name; raises ``ConfigError`` with the fix when it cannot."""
+_NEVER_FOLD = 2**31
 
 
 def load_config(
@@ -63,7 +64,9 @@ def dump_yaml(config: RunConfig) -> str:
     stream = io.StringIO()
     writer = YAML(typ="safe", pure=True)
     writer.default_flow_style = False
-    writer.allow_unicode = False  # unescaped line separators would come back as line feeds
+    # The library's folded lines and unescaped line separators do not come back as they were.
+    writer.allow_unicode = False
+    writer.width = _NEVER_FOLD
     writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     writer.dump(config.model_dump(), stream)
     return stream.getvalue()
@@ -173,8 +176,8 @@ class _Validation:
             if not broken.intersection(key.split(".")[0] for key in conflict.keys):
                 self._conflict(conflict, config)
         if not broken:
-            config = RunConfig(**{**sections, "algorithm": config.algorithm.resolved(config)})
-            for conflict in algorithm_conflicts(config):
+            config = RunConfig(**sections)
+            for conflict in algorithm_conflicts(config.resolved()):
                 self._conflict(conflict, config)
         self._problems.sort(key=lambda found: (found[0].rank, found[0].line or 0))
         return config, [problem for _, problem in self._problems]

@@ -309,6 +309,10 @@ class RunConfig(Section):
         default=ObserveConfig(), description="Console, TensorBoard, Weights & Biases."
     )
 
+    def resolved(self) -> Self:
+        """The same run with everything filled in that its algorithm derives from the rest."""
+        return self.model_copy(update={"algorithm": self.algorithm.resolved(self)})
+
     @property
     def segments_per_round(self) -> int:
         """Segments that one round trains."""

@@ -15,7 +15,7 @@ def describe(config: RunConfig, step_bytes: int | None = None) -> str:
     width = max(map(len, rows))
     lines = [f"  {name:<{width}}  {text}" for name, text in rows.items()]
     notes = [f"  note: {text}" for text in remarks(config)]
-    return "\n".join([dump_yaml(config), "plan:", *lines, *notes])
+    return "\n".join([dump_yaml(config.resolved()), "plan:", *lines, *notes])
 
 
 def plan(config: RunConfig, step_bytes: int | None = None) -> dict[str, str]:

@@ -48,13 +48,13 @@ def make_world(config: EnvConfig, num_envs: int) -> World:
     if num_envs < 1:
         raise EnvError(f"a world needs at least one environment, not {num_envs}; raise env.num_envs")
     spec = find_spec(config.id)
-    if config.vectorize == "vector" or (
-        config.vectorize == "auto" and _prefers_vector(spec, config, num_envs)
-    ):
+    if config.vectorize == "auto" and _prefers_vector(spec, config, num_envs):
         env = _make_vector(spec, config, num_envs)
-        if config.vectorize == "vector" or spec.entry_point is None or resets_at_next_step(env):
+        if spec.entry_point is None or resets_at_next_step(env):
             return VectorWorld(config.id, env)
         env.close()
+    if config.vectorize == "vector":
+        return VectorWorld(config.id, _make_vector(spec, config, num_envs))
     return _make_loop(spec, config, num_envs)
 
 
@@ -73,10 +73,11 @@ def find_spec(env_id: str) -> EnvSpec:
     raise EnvError(_unknown(env_id, name, module_name))
 
 
-def _spec_of(creator: Callable[..., Any], name: str) -> EnvSpec:
-    if inspect.isclass(creator) and issubclass(creator, VectorEnv):
+def _spec_of(creator: Any, name: str) -> EnvSpec:
+    is_vector = inspect.isclass(creator) and issubclass(creator, VectorEnv)
+    if is_vector:
         return EnvSpec(id=name, vector_entry_point=creator)
-    return EnvSpec(id=name, entry_point=creator, vector_entry_point=None)
+    return EnvSpec(id=name, entry_point=creator)
 
 
 def _import(module_name: str, env_id: str) -> object:
@@ -129,7 +130,7 @@ def _takes(spec: EnvSpec, kwargs: dict[str, Any], env_id: str) -> bool:
     """Whether the vector version takes these arguments, which may be meant for the single one only."""
     if spec.additional_wrappers:
         return False
-    entry = spec.vector_entry_point
+    entry: Any = spec.vector_entry_point
     creator = _guarded(env_id, lambda: load_env_creator(entry)) if isinstance(entry, str) else entry
     try:
         inspect.signature(creator).bind(num_envs=1, **kwargs)

@@ -34,8 +34,8 @@ class MemoryVectorEnv(VectorEnv[Floats, NDArray[np.int64], NDArray[Any]]):
     observations of noise follow; the last asks for the cue. Only the action at the last counts: reward 1 when
     it names the cue, else 0. Whoever forgets the cue gets ``1 / num_cues`` on average.
 
-    An observation is ``[num_cues + 2]`` float32: the cue one-hot, or noise of deviation ``noise`` in its place;
-    1 at the start; 1 when asked.
+    An observation is ``[num_cues + 2]`` float32: the cue one-hot, or noise of deviation ``noise`` in its
+    place; 1 at the start; 1 when asked.
     """
 
     metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
@@ -82,7 +82,7 @@ class MemoryVectorEnv(VectorEnv[Floats, NDArray[np.int64], NDArray[Any]]):
         return obs
 
 
-class MemoryEnv(gymnasium.Env[Floats, int]):
+class MemoryEnv(gymnasium.Env[Floats, np.int64]):
     """The memory task, one at a time; see `MemoryVectorEnv` for its rules."""
 
     metadata = {"render_modes": []}  # noqa: RUF012
@@ -103,7 +103,7 @@ class MemoryEnv(gymnasium.Env[Floats, int]):
         self._cue = int(self.np_random.integers(self._num_cues))
         return self._observe(), {}
 
-    def step(self, action: int) -> tuple[Floats, float, bool, bool, Info]:
+    def step(self, action: int | np.int64) -> tuple[Floats, float, bool, bool, Info]:
         """Go one step on."""
         is_asked = self._num_steps == self._last_step
         self._num_steps += 1

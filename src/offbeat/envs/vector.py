@@ -30,9 +30,9 @@ class VectorWorld:
     def __init__(self, name: str, env: AnyVectorEnv) -> None:
         if not resets_at_next_step(env):
             raise EnvError(
-                f"{name}: its vector version has autoreset_mode {env.metadata.get('autoreset_mode')}, which loses "
-                "the final observation or never starts again; set env.vectorize=loop, or make the vector "
-                "environment start a new episode at the step after an end and say so with "
+                f"{name}: its vector version has autoreset_mode {env.metadata.get('autoreset_mode')}, which "
+                "loses the final observation or never starts again; set env.vectorize=loop, or make the "
+                "vector environment start a new episode at the step after an end and say so with "
                 "metadata['autoreset_mode'] = AutoresetMode.NEXT_STEP"
             )
         self.num_envs = env.num_envs
@@ -120,9 +120,10 @@ class VectorWorld:
             return
         rewards[restarted] = 0.0
         if np.count_nonzero(ended & restarted):
+            index = int(np.argmax(ended & restarted))
             raise EnvError(
-                f"{self._name}: environment {int(np.argmax(ended & restarted))} ended at two steps in a row, so its "
-                "vector version does not start a new episode at the step after an end; set env.vectorize=loop"
+                f"{self._name}: environment {index} ended at two steps in a row: its vector version does not "
+                "start a new episode at the step after an end; set env.vectorize=loop"
             )
 
 

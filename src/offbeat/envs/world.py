@@ -21,7 +21,7 @@ FORMAT = 1
 class Step:
     """What one step of N environments returned; every array belongs to the caller.
 
-    ``obs`` is ``[N, ...]``, ``rewards`` is ``[N]`` float64, ``terminated`` and ``truncated`` are ``[N]`` bool.
+    ``obs`` is ``[N, ...]``, ``rewards`` ``[N]`` float64, ``terminated`` and ``truncated`` ``[N]`` bool.
     """
 
     obs: Array
@@ -33,8 +33,9 @@ class Step:
 class World(Protocol):
     """N environments stepped together, each starting a new episode at the step after its end.
 
-    When environment i ends at some step, ``obs[i]`` of that step is its true final observation. The next step
-    ignores action i, starts a new episode and returns its first observation with reward 0 and both flags False.
+    When environment i ends at some step, ``obs[i]`` of that step is its true final observation. The next
+    step ignores action i, starts a new episode and returns its first observation with reward 0 and both flags
+    False.
     """
 
     num_envs: int
@@ -42,7 +43,7 @@ class World(Protocol):
     single_action_space: gymnasium.Space[Any]
 
     def reset(self, seed: int) -> Array:
-        """Start a new episode everywhere; return the first observations ``[N, ...]``. Equal seeds, equal streams."""
+        """Start a new episode everywhere and return the first observations ``[N, ...]``."""
         ...
 
     def step(self, actions: Array) -> Step:

@@ -14,7 +14,7 @@ from offbeat.errors import EnvError
 AnyEnv = gymnasium.Env[Any, Any]
 
 
-class OneHot(gymnasium.ObservationWrapper[NDArray[np.float32], Any, Any]):
+class OneHot(gymnasium.ObservationWrapper[Any, Any, Any]):
     """Turns Discrete observations into one-hot float32 vectors ``[n]``."""
 
     def __init__(self, env: AnyEnv) -> None:
@@ -39,7 +39,7 @@ class OneHot(gymnasium.ObservationWrapper[NDArray[np.float32], Any, Any]):
 
 
 class MinAtarImages(gymnasium.Wrapper[NDArray[np.uint8], int, Any, int]):
-    """Shows MinAtar's boolean ``[H, W, C]`` grids as uint8 ``[C, H, W]`` images of 0 and 1, without copying."""
+    """Shows MinAtar's boolean ``[H, W, C]`` grids as uint8 ``[C, H, W]`` images of 0 and 1."""
 
     def __init__(self, env: AnyEnv) -> None:
         super().__init__(env)

@@ -18,7 +18,6 @@ from offbeat.errors import EnvError
 from offbeat.types import Array
 
 Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
 HALF_LOG_2PI = np.float32(0.5 * math.log(2 * math.pi))
 
 
@@ -48,18 +47,18 @@ class CategoricalActions:
         # An exponential draw of exactly 0 would be infinite noise.
         return -np.log(np.maximum(draws, np.float32(1e-30)))
 
-    def sample(self, outputs: Floats, noise: Floats) -> Ints:
+    def sample(self, outputs: Floats, noise: Floats) -> Array:
         """Draw actions ``[N, *shape]`` from outputs ``[N, P]`` and one step's noise ``[N, P]``."""
         return self.mode(outputs + noise)
 
-    def mode(self, outputs: Floats) -> Ints:
+    def mode(self, outputs: Floats) -> Array:
         """The likeliest actions ``[..., *shape]``."""
         if not self.shape:
-            return outputs.argmax(axis=-1)
+            return np.asarray(outputs.argmax(axis=-1))
         choices = [part.argmax(axis=-1) for part in self.split(outputs)]
         return np.stack(choices, axis=-1).reshape(*outputs.shape[:-1], *self.shape)
 
-    def log_prob(self, outputs: Floats, actions: Ints) -> Floats:
+    def log_prob(self, outputs: Floats, actions: Array) -> Floats:
         """Log-probability ``[...]`` of stored actions ``[..., *shape]`` under outputs ``[..., P]``."""
         chosen = actions.reshape(*outputs.shape[:-1], len(self.nvec))
         total: Floats = np.zeros(outputs.shape[:-1], np.float32)
@@ -67,11 +66,11 @@ class CategoricalActions:
             total += _log_softmax_at(logits, chosen[..., index])
         return total
 
-    def to_env(self, actions: Ints) -> Array:
+    def to_env(self, actions: Array) -> Array:
         """What the environment's ``step`` takes."""
         if not any(self.starts):
             return actions
-        return actions + np.asarray(self.starts).reshape(self.shape)
+        return np.asarray(actions + np.asarray(self.starts).reshape(self.shape))
 
     def split(self, outputs: Floats) -> list[Floats]:
         """Logits of each choice, ``[..., nvec[i]]``."""
@@ -102,23 +101,24 @@ class GaussianActions:
         """Standard normal noise ``[T, N, D]``."""
         return rng.standard_normal((num_steps, num_envs, self.low.size), dtype=np.float32)
 
-    def sample(self, outputs: Floats, noise: Floats) -> Floats:
+    def sample(self, outputs: Floats, noise: Floats) -> Array:
         """Draw actions ``[N, *shape]`` from outputs ``[N, 2 D]`` and one step's noise ``[N, D]``."""
         mean, log_std = self._split(outputs)
         return (mean + np.exp(log_std) * noise).reshape(-1, *self.shape)
 
-    def mode(self, outputs: Floats) -> Floats:
+    def mode(self, outputs: Floats) -> Array:
         """The means ``[..., *shape]``."""
         return self._split(outputs)[0].reshape(*outputs.shape[:-1], *self.shape)
 
-    def log_prob(self, outputs: Floats, actions: Floats) -> Floats:
+    def log_prob(self, outputs: Floats, actions: Array) -> Floats:
         """Log-density ``[...]`` of stored actions ``[..., *shape]`` under outputs ``[..., 2 D]``."""
         mean, log_std = self._split(outputs)
         scaled = (actions.reshape(mean.shape) - mean) * np.exp(-log_std)
         density: Floats = np.float32(-0.5) * np.square(scaled) - log_std - HALF_LOG_2PI
-        return density.sum(axis=-1)
+        total: Floats = density.sum(axis=-1)
+        return total
 
-    def to_env(self, actions: Floats) -> Array:
+    def to_env(self, actions: Array) -> Array:
         """What the environment's ``step`` takes: inside the box, in its dtype."""
         return np.clip(actions, self.low, self.high).astype(self.low.dtype, copy=False)
 
@@ -141,7 +141,8 @@ def action_head(space: gymnasium.Space[Any]) -> Actions:
     raise EnvError(f"PPO needs Discrete, MultiDiscrete or float Box actions, this environment has {space}")
 
 
-def _log_softmax_at(logits: Floats, index: Ints) -> Floats:
+def _log_softmax_at(logits: Floats, index: Array) -> Floats:
     shifted = logits - logits.max(axis=-1, keepdims=True)
     chosen: Floats = np.take_along_axis(shifted, index[..., None], axis=-1)[..., 0]
-    return chosen - np.log(np.exp(shifted).sum(axis=-1))
+    logp: Floats = chosen - np.log(np.exp(shifted).sum(axis=-1))
+    return logp

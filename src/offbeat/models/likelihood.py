@@ -50,7 +50,7 @@ def _categorical(logits: Tensor, chosen: Tensor) -> Likelihood:
 
 
 def _several_choices(head: CategoricalActions, outputs: Tensor, chosen: Tensor) -> Likelihood:
-    logits = outputs.split(head.nvec, dim=-1)
+    logits = torch.split(outputs, list(head.nvec), dim=-1)
     parts = [_categorical(part, chosen[:, i : i + 1]) for i, part in enumerate(logits)]
     logp = torch.stack([part.logp for part in parts]).sum(0)
     entropy = torch.stack([part.entropy for part in parts]).sum(0)

@@ -67,6 +67,8 @@ class MLPActorCritic(nn.Module):
         self.actor = MLP((*sizes, _num_head_outputs(spec)), spec.activation, generator, last_gain=ACTOR_GAIN)
         self.critic = MLP((*sizes, 1), spec.activation, generator, last_gain=CRITIC_GAIN)
         self.log_std = _log_std(spec)
+        # Like the bodies', its gradient is written out in `evaluate`.
+        self.requires_grad_(False)
 
     def evaluate(self, obs: Tensor) -> Evaluation:
         """Judge observations ``[M, F]`` for training."""
@@ -213,7 +215,7 @@ def _convolutions(channels: int, side: int, generator: torch.Generator) -> list[
         layers = [(channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
     modules: list[nn.Module] = []
     for num_in, num_out, kernel, stride in layers:
-        layer: nn.Conv2d = nn.utils.skip_init(nn.Conv2d, num_in, num_out, kernel, stride)
+        layer = nn.Conv2d(num_in, num_out, kernel, stride, device="meta").to_empty(device="cpu")
         nn.init.orthogonal_(layer.weight, HIDDEN_GAIN, generator=generator)
         nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
         modules += [layer, nn.ReLU()]

@@ -1,4 +1,4 @@
-"""A numpy mirror of small networks: 7 to 9 times faster than torch for a few environments, and light to start."""
+"""A numpy mirror of small networks: for a few environments 7 to 9 times faster than torch."""
 
 from __future__ import annotations
 
@@ -63,9 +63,10 @@ def gru_step(projected: Floats, memory: Floats, recurrent: Layer) -> Floats:
     size = memory.shape[-1]
     carried = _affine(memory, recurrent)
     gates = _sigmoid(projected[:, : 2 * size] + carried[:, : 2 * size])
-    candidate = np.tanh(projected[:, 2 * size :] + gates[:, :size] * carried[:, 2 * size :])
+    candidate: Floats = np.tanh(projected[:, 2 * size :] + gates[:, :size] * carried[:, 2 * size :])
     update = gates[:, size:]
-    return candidate + update * (memory - candidate)
+    new_memory: Floats = candidate + update * (memory - candidate)
+    return new_memory
 
 
 def _layers(weights: Mapping[str, Array], name: str) -> list[Layer]:
@@ -93,4 +94,5 @@ def _activate(x: Floats, activation: Activation) -> Floats:
 
 def _sigmoid(x: Floats) -> Floats:
     # tanh does not overflow where exp would.
-    return np.float32(0.5) * np.tanh(np.float32(0.5) * x) + np.float32(0.5)
+    y: Floats = np.float32(0.5) * np.tanh(np.float32(0.5) * x) + np.float32(0.5)
+    return y

@@ -22,19 +22,20 @@ class NetworkConfig(Section):
     """The network behind policy and value. Example: ``network: {kind: gru, hidden: [64, 64]}``."""
 
     kind: Literal["auto", "mlp", "cnn", "gru"] = Field(
-        "auto",
-        description="Network: `mlp`, `cnn` for images, `gru` for memory; `auto` takes `cnn` where observations"
-        " are images, else `mlp`.",
+        default="auto",
+        description="Network: `mlp`, `cnn` for images, `gru` for memory; `auto` takes `cnn` where"
+        " observations are images, else `mlp`.",
     )
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (64, 64),
+        default=(64, 64),
         min_length=1,
-        description="Units of the hidden layers; the last is the memory of a gru and the dense layer of a cnn."
-        " Default of arXiv:1707.06347.",
+        description="Units of the hidden layers; the last is the memory of a gru and the dense layer of a"
+        " cnn. Default of arXiv:1707.06347.",
     )
     activation: Activation = Field(
-        "tanh",
-        description="Activation of mlps and gru encoders; a cnn always uses relu. Default of arXiv:1707.06347.",
+        default="tanh",
+        description="Activation of mlps and gru encoders; a cnn always uses relu. Default of"
+        " arXiv:1707.06347.",
     )
 
 

@@ -75,7 +75,8 @@ def _is_terminal(stream: TextIO) -> bool:
 
 
 _PLAIN_LINE = (
-    "return {rollout/return_mean:1} (last 100: {rollout/return_mean_100:1})  {rollout/steps_per_s:k} steps/s  "
+    "return {rollout/return_mean:1} (last 100: {rollout/return_mean_100:1})  "
+    "{rollout/steps_per_s:k} steps/s  "
     "age {pace/avg_sample_age:1}/{pace/max_sample_age:0} (k {pace/off_policy_degree:0})  "
     "idle collect {pace/collect_idle_ratio:%} train {pace/train_idle_ratio:%}  left {time/eta_s:t}"
 )

@@ -41,40 +41,39 @@ class TensorBoardSink:
     def __init__(
         self, directory: str | Path, resumed_from: int | None = None, clock: Callable[[], float] = time.time
     ) -> None:
-        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-        self._event, self._summary, self._session = event_pb2.Event, summary_pb2.Summary, event_pb2.SessionLog
+        self._event = Event
         self._clock = clock
         self._crc = _Crc32c()
         Path(directory).mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{clock():.6f}.{socket.gethostname()}.{os.getpid()}"
         self._file = (Path(directory) / name).open("ab")
         self._flushed_at_s = -math.inf
-        self._append(file_version="brain.Event:2")
+        self._append(Event(file_version="brain.Event:2"))
         if resumed_from is not None:
-            start = self._session(status=self._session.START)
-            self._append(step=resumed_from + 1, session_log=start)
+            start = SessionLog(status=SessionLog.START)
+            self._append(Event(step=resumed_from + 1, session_log=start))
 
     def write(self, version: int, metrics: Mapping[str, MetricValue]) -> None:
         """Write every finite number, with ``version`` as the step."""
         if metrics.get("pace/off_policy_degree") == 0:
             aliases = {alias: metrics[name] for alias, name in _SYNCHRONOUS.items() if name in metrics}
             metrics = {**metrics, **aliases}
-        make = self._summary.Value
-        values = [
-            make(tag=name, simple_value=value)
-            for name, value in metrics.items()
-            if not isinstance(value, str) and math.isfinite(value)
-        ]
-        self._append(step=version, summary=self._summary(value=values))
+        event = self._event(step=version)
+        add = event.summary.value.add
+        for name, value in metrics.items():
+            if not isinstance(value, str) and math.isfinite(value):
+                add(tag=name, simple_value=value)
+        self._append(event)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         self._file.close()
 
-    def _append(self, **fields: Any) -> None:
-        now_s = self._clock()
-        data = self._event(wall_time=now_s, **fields).SerializeToString()
+    def _append(self, event: Any) -> None:
+        now_s = event.wall_time = self._clock()
+        data = event.SerializeToString()
         length = struct.pack("<Q", len(data))
         checksums = [struct.pack("<I", self._crc.masked(part)) for part in (length, data)]
         self._file.write(length + checksums[0] + data + checksums[1])
@@ -87,7 +86,7 @@ class _Crc32c:
     """CRC-32C without a loop over bytes.
 
     The checksum is linear: each byte adds, by exclusive or, a term that depends on its value and on its
-    distance to the end alone. ``_terms[i, value]`` holds them for a chunk's bytes, last distance first.
+    distance to the end alone. ``_terms`` holds them for a chunk: 256 values of its first byte, and so on.
     """
 
     _CHUNK = 1024
@@ -100,15 +99,15 @@ class _Crc32c:
         rows = [step]
         while len(rows) < self._CHUNK:
             rows.append(step[rows[-1] & low_byte] ^ (rows[-1] >> np.uint32(8)))
-        self._terms: NDArray[np.uint32] = np.stack(rows[::-1])
-        self._index = np.arange(self._CHUNK)
+        self._terms: NDArray[np.uint32] = np.concatenate(rows[::-1])
+        self._rows = 256 * np.arange(self._CHUNK)
 
     def checksum(self, data: bytes) -> int:
         register = 0xFFFFFFFF
         for start in range(0, len(data), self._CHUNK):
             chunk = np.frombuffer(data[start : start + self._CHUNK], np.uint8).copy()
             chunk[:4] ^= np.frombuffer(register.to_bytes(4, "little"), np.uint8)[: len(chunk)]
-            terms = self._terms[self._index[-len(chunk) :], chunk]
+            terms = self._terms.take(self._rows[-len(chunk) :] + chunk)
             register = int(np.bitwise_xor.reduce(terms)) ^ (register >> 8 * len(chunk))
         return register ^ 0xFFFFFFFF
 

@@ -75,7 +75,7 @@ def sparkline(values: list[float], width: int) -> str:
     picked = [finite[min(len(finite) - 1, int((i + 1) * step) - 1)] for i in range(min(width, len(finite)))]
     low, high = min(picked), max(picked)
     scale = (high - low) or 1.0
-    return "".join("▁▂▃▄▅▆▇█"[int(7 * (value - low) / scale)] for value in picked)
+    return "".join("▁▂▃▄▅▆▇█"[round(7 * (value - low) / scale)] for value in picked)
 
 
 _FORMATS: dict[str, Callable[[float], str]] = {

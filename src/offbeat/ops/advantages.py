@@ -153,9 +153,9 @@ def discounted_returns(rewards: Floats, ended: Bools, start: Floats, *, gamma: f
 
 
 def _td_errors(rewards: Floats, values: Floats, terminated: Bools, valid: Bools, gamma: float) -> Floats:
-    bootstrap = np.float32(gamma) * ~terminated * values[1:]
+    # Choosing, not multiplying by 0: what does not count may be anything, even a NaN.
+    bootstrap = np.where(terminated, np.float32(0), np.float32(gamma) * values[1:])
     deltas: Floats = (rewards + bootstrap - values[:-1]).astype(np.float32)
-    # Assigning, not multiplying: a reset step may carry anything, even a NaN.
     deltas[~valid] = 0
     return deltas
 

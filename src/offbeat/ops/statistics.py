@@ -24,9 +24,11 @@ def masked_mean(values: Floats, mask: Bools) -> float:
 def masked_normalise(values: Floats, mask: Bools, *, eps: float = 1e-8) -> Floats:
     """Shift and scale ``values`` to mean 0 and deviation 1 over ``mask``, both ``[...]``; 0 elsewhere."""
     mean = masked_mean(values, mask)
-    centred = np.where(mask, values - np.float32(mean), np.float32(0))
+    centred = values - np.float32(mean)
+    centred[~mask] = 0
     deviation = masked_mean(np.square(centred), mask) ** 0.5
-    return centred / np.float32(deviation + eps)
+    normalised: Floats = centred / np.float32(deviation + eps)
+    return normalised
 
 
 def effective_sample_size(log_ratios: Floats) -> float:

@@ -10,7 +10,10 @@ from offbeat.pacing.messages import Signals
 
 @dataclass(frozen=True, slots=True)
 class AutoConfig:
-    """How the tuner moves. Idle shares and gains are fractions, windows are rounds."""
+    """How the tuner moves. Idle shares and gains are fractions, ``window`` is rounds, patience is windows.
+
+    ``min_gain`` is the change in time per round below which two settings count as equally fast.
+    """
 
     maximum: int = 8
     window: int = 5
@@ -19,97 +22,148 @@ class AutoConfig:
     min_ess: float = 0.5
     max_behaviour_kl: float = 0.1
     patience: int = 4
+    max_patience: int = 64
+
+
+@dataclass(slots=True)
+class _Mean:
+    """A running mean of the values that were given; None before the first."""
+
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, value: float | None) -> None:
+        if value is not None:
+            self.total += value
+            self.count += 1
+
+    @property
+    def value(self) -> float | None:
+        return self.total / self.count if self.count else None
 
 
 @dataclass(slots=True)
 class _Window:
-    rounds: int = 0
-    round_s: float = 0.0
-    idle: float = 0.0
-    costly: bool = False
-    settling: bool = True
+    """What was measured at one k. The first ``settling`` rounds still belong to the k before."""
+
+    settling: int
+    round_s: _Mean = field(default_factory=_Mean)
+    collect_idle: _Mean = field(default_factory=_Mean)
+    train_idle: _Mean = field(default_factory=_Mean)
+    ess: _Mean = field(default_factory=_Mean)
+    behaviour_kl: _Mean = field(default_factory=_Mean)
+
+    def add(self, signals: Signals) -> None:
+        if self.settling:
+            self.settling -= 1
+            return
+        self.round_s.add(signals.round_s)
+        self.collect_idle.add(signals.collect_idle)
+        self.train_idle.add(signals.train_idle)
+        self.ess.add(signals.ess)
+        self.behaviour_kl.add(signals.behaviour_kl)
+
+    @property
+    def idle(self) -> float:
+        """Idle share of the busier side: the bottleneck."""
+        return min(self.collect_idle.value or 0.0, self.train_idle.value or 0.0)
+
+    def costly(self, config: AutoConfig) -> bool:
+        """Whether the data says that staleness costs too much."""
+        ess, kl = self.ess.value, self.behaviour_kl.value
+        return (ess is not None and ess < config.min_ess) or (kl is not None and kl > config.max_behaviour_kl)
 
 
 @dataclass(slots=True)
-class AutoDial:
-    """Moves k by one per window of rounds.
+class _Limit:
+    """A k that is not crossed for ``hold`` windows; each time one is found, the next holds twice as long."""
 
-    Up while even the busier side idles and the last step up paid in time per round; down when the data
-    says that staleness costs too much (effective sample size, KL between behaviour and current policy),
-    when a step up did not pay, and now and then as a probe whether a smaller k does as well. What was
-    found out is remembered as ``ceiling`` (do not go above) or ``floor`` (do not go below) for
-    ``patience`` windows, twice as long each time the same is found again.
+    patience: int
+    level: int = 0
+    hold: int = 0
+
+    def remember(self, level: int) -> None:
+        self.level, self.hold = level, self.patience
+
+    def found(self, level: int, max_patience: int) -> None:
+        self.remember(level)
+        self.patience = min(2 * self.patience, max_patience)
+
+
+class AutoDial:
+    """Moves k after each window of rounds, by trial: a step is kept if the time per round agrees.
+
+    Up while even the busier side idles, and back when that made rounds no faster. Down as a probe
+    whether a smaller k does as well, and back when it made rounds slower. Down to half when the data says
+    that staleness costs too much (effective sample size, KL between behaviour and current policy).
+    What a failed trial found is a limit for a while, so that k comes to rest.
     """
 
-    config: AutoConfig
-    degree: int = 0
-    _window: _Window = field(default_factory=_Window)
-    _before_s: float | None = None
-    _ceiling: int = 0
-    _floor: int = 0
-    _hold: int = 0
-    _patience: int = 0
-
-    def __post_init__(self) -> None:
-        self.degree = min(self.degree, self.config.maximum)
-        self._ceiling = self.config.maximum
-        self._patience = self.config.patience
+    def __init__(self, config: AutoConfig, degree: int = 0) -> None:
+        self.config = config
+        self.degree = min(degree, config.maximum)
+        self._window = _Window(settling=1)
+        self._trial: tuple[int, float] | None = None  # direction, and time per round before
+        self._ceiling = _Limit(config.patience)
+        self._floor = _Limit(config.patience)
 
     def update(self, signals: Signals) -> int:
         """Take a round's measurements; return the k to use from now on."""
-        window = self._window
-        if window.settling:  # the round in which k changed belongs to both settings
-            window.settling = False
-            return self.degree
-        window.rounds += 1
-        window.round_s += signals.round_s
-        window.idle += min(signals.collect_idle, signals.train_idle)
-        window.costly |= self._costly(signals)
-        if window.costly or window.rounds >= self.config.window:
-            self._step(window)
+        self._window.add(signals)
+        if self._window.round_s.count >= self.config.window:
+            self._step(self._window)
         return self.degree
 
-    def _costly(self, signals: Signals) -> bool:
-        ess_low = signals.ess is not None and signals.ess < self.config.min_ess
-        kl_high = signals.behaviour_kl is not None and signals.behaviour_kl > self.config.max_behaviour_kl
-        return ess_low or kl_high
-
     def _step(self, window: _Window) -> None:
-        round_s, idle = window.round_s / window.rounds, window.idle / window.rounds
-        self._forget()
-        before_s, self._before_s = self._before_s, None
-        did_not_pay = before_s is not None and round_s > (1 - self.config.min_gain) * before_s
-        if window.costly or did_not_pay:
-            self._move(-1)
-            self._remember(ceiling=self.degree)
-        elif idle > self.config.idle_tolerance and self.degree < self._ceiling:
-            self._before_s = round_s
-            self._move(+1)
-            self._remember_floor_if_probed()
-        elif idle <= self.config.idle_tolerance and self.degree > self._floor and self._hold == 0:
-            self._move(-1)
-        self._window = _Window()
+        before = self.degree
+        for limit in (self._ceiling, self._floor):
+            limit.hold = max(0, limit.hold - 1)
+        trial, self._trial = self._trial, None
+        round_s = window.round_s.value or 0.0
+        if window.costly(self.config) and self.degree > 0:
+            self.degree //= 2
+            self._ceiling.found(self.degree, self.config.max_patience)
+        elif trial is None or self._succeeded(trial, round_s):
+            self._try_next(window.idle, round_s)
+        self._window = _Window(settling=0 if self.degree == before else max(before, self.degree) + 1)
 
-    def _move(self, by: int) -> None:
-        self.degree = max(0, min(self.config.maximum, self.degree + by))
+    def _succeeded(self, trial: tuple[int, float], round_s: float) -> bool:
+        """Judge a trial: what was learned becomes a limit; a step that failed is taken back."""
+        direction, before_s = trial
+        if direction > 0 and round_s <= (1 - self.config.min_gain) * before_s:
+            self._floor.remember(self.degree)
+        elif direction > 0:
+            self.degree -= 1
+            self._ceiling.found(self.degree, self.config.max_patience)
+            return False
+        elif round_s <= (1 + self.config.min_gain) * before_s:
+            self._ceiling.remember(self.degree)
+        else:
+            self.degree += 1
+            self._floor.found(self.degree, self.config.max_patience)
+            return False
+        return True
 
-    def _remember(self, ceiling: int) -> None:
-        self._ceiling, self._hold = ceiling, self._patience
-        self._patience *= 2
-
-    def _remember_floor_if_probed(self) -> None:
-        self._floor, self._hold = self.degree, self._patience
-
-    def _forget(self) -> None:
-        self._hold = max(0, self._hold - 1)
-        if self._hold == 0:
-            self._ceiling, self._floor = self.config.maximum, 0
+    def _try_next(self, idle: float, round_s: float) -> None:
+        top = self._ceiling.level if self._ceiling.hold else self.config.maximum
+        bottom = self._floor.level if self._floor.hold else 0
+        if idle > self.config.idle_tolerance and self.degree < top:
+            self._trial = (+1, round_s)
+        elif self.degree > bottom:
+            self._trial = (-1, round_s)
+        if self._trial is not None:
+            self.degree += self._trial[0]
 
     def state_dict(self) -> dict[str, Any]:
         """What the tuner has learned, as plain numbers."""
-        return {"degree": self.degree, "ceiling": self._ceiling, "floor": self._floor, "hold": self._hold}
+        limits = {"ceiling": self._ceiling, "floor": self._floor}
+        return {
+            "degree": self.degree,
+            **{name: [limit.patience, limit.level, limit.hold] for name, limit in limits.items()},
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state; the running window starts anew."""
-        self.degree, self._ceiling = state["degree"], state["ceiling"]
-        self._floor, self._hold = state["floor"], state["hold"]
+        self.degree = min(state["degree"], self.config.maximum)
+        self._ceiling, self._floor = _Limit(*state["ceiling"]), _Limit(*state["floor"])
+        self._window, self._trial = _Window(settling=self.degree + 1), None

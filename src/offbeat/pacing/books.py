@@ -38,19 +38,23 @@ def _require(condition: bool, kind: str, text: str, *values: object) -> None:
 class Books:
     """Where every ticket is, which version produced every segment, and who is busy with what.
 
-    ``dial`` is the setting somebody chose (-1: auto), ``born_under`` maps a ticket to the k in force when
-    it was first issued, ``ready`` a ticket to the oldest version behind its segment. ``failures`` counts
-    failed publishes in a row. A round's segments stay in ``ready`` until the round has ended.
+    ``dial`` is the setting somebody chose (-1: auto); ``always_zero`` says that k was 0 all along, so that
+    not even the order of training may depend on timing. ``tickets`` are as last issued; ``born_under``
+    maps a ticket to the k in force when it was first issued, ``ready`` to the oldest version behind its
+    segment. ``failures`` counts failed publishes in a row. A round's segments stay in ``ready`` until the
+    round has ended.
     """
 
     config: PaceConfig
     dial: int
+    always_zero: bool
     version: int = 0
     asked_to_publish: int = -1
     published: int = -1
     failures: int = 0
-    running: dict[int, Ticket] = field(default_factory=dict)
-    lost: dict[int, Ticket] = field(default_factory=dict)
+    tickets: dict[int, Ticket] = field(default_factory=dict)
+    running: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)
     ready: dict[int, int] = field(default_factory=dict)
     trained: set[int] = field(default_factory=set)
     born_under: dict[int, int] = field(default_factory=dict)
@@ -80,10 +84,12 @@ class Books:
             self._issue_again(ticket)
         else:
             self._issue_new(ticket, degree, lane_idle, now_s)
-        self.running[ticket.number] = ticket
+        self.tickets[ticket.number] = ticket
+        self.running.add(ticket.number)
 
     def _issue_again(self, ticket: Ticket) -> None:
-        before = self.lost.pop(ticket.number)
+        before = self.tickets[ticket.number]
+        self.lost.remove(ticket.number)
         version = max(before.version, self.published)
         expected = replace(before, version=version, attempt=before.attempt + 1)
         _require(ticket == expected, CONTRACT, "{} issued again, expected {}", ticket, expected)
@@ -121,14 +127,16 @@ class Books:
 
     def arrive(self, number: int, newer_version: int | None) -> int:
         """A segment came in; return the version that produced it."""
-        version = self.running.pop(number).version
+        self.running.remove(number)
+        version = self.tickets[number].version
         self.ready[number] = version if newer_version is None else max(version, newer_version)
         return self.ready[number]
 
     def lose(self, lane: int) -> int:
         """A lane died; return how many tickets went with it."""
-        gone = [number for number, ticket in self.running.items() if ticket.lane == lane]
-        self.lost.update((number, self.running.pop(number)) for number in gone)
+        gone = {number for number in self.running if self.tickets[number].lane == lane}
+        self.running -= gone
+        self.lost |= gone
         return len(gone)
 
     # ------------------------------------------------------------ rounds
@@ -147,7 +155,23 @@ class Books:
         else:
             size = self.config.segments_per_round
             _require(len(action.tickets) == size, CONSERVATION, "{} should hold {} segments", action, size)
+        if self.always_zero:
+            self._check_lockstep(action)
         return self._check_staleness(action)
+
+    def _check_lockstep(self, action: Train) -> None:
+        first, last = self._due_by(self.version - 1), self._due_by(self.version)
+        in_order = action.tickets == tuple(range(first, last))
+        _require(in_order, CONTRACT, "{} at k = 0 should train {} to {}", action, first, last - 1)
+        if self.config.publish_interval == 1:
+            newest = all(self.ready[number] == self.version for number in action.tickets)
+            _require(newest, BOUND, "{} at k = 0 trains older segments", action)
+
+    def _due_by(self, version: int) -> int:
+        """Segments that a run at k = 0 has used when this round begins."""
+        if self.config.mode == "stream":
+            return (version + 1) * self.config.segments_per_round
+        return self.config.replay_limit(version, 0) if version >= 0 else 0
 
     def _check_staleness(self, action: Train) -> float:
         ages = {number: self.version - self.ready[number] for number in action.tickets}
@@ -230,16 +254,17 @@ class Books:
             used_up = len(self.trained) == rounds * size and left == 0
             _require(used_up, CONSERVATION, "{} segments trained, {} left over", len(self.trained), left)
 
-    def after_crash(self) -> Books:
-        """The books of a run that goes on from here: what was running is lost, what was ready is not."""
+    def after_crash(self, keeps_segments: bool) -> Books:
+        """The books of a run that goes on from here: what was running is lost, what was ready if not kept."""
         return replace(
             self,
             asked_to_publish=-1,
             published=-1,
             failures=0,
-            running={},
-            lost={**self.lost, **self.running},
-            ready=dict(self.ready),
+            tickets=dict(self.tickets),
+            running=set(),
+            lost=self.lost | self.running | (set() if keeps_segments else self.ready.keys()),
+            ready=dict(self.ready) if keeps_segments else {},
             trained=set(self.trained),
             born_under=dict(self.born_under),
             training=None,

@@ -19,7 +19,8 @@ class Faults:
 
     ``loss`` is the share of tickets whose collector dies in the middle, ``kills`` are (time, lane) of
     collectors that die whatever they do, ``publish_breaks_at`` is the attempt from which on every
-    publish fails, ``crashes`` are the times at which the whole run dies and goes on from its checkpoint.
+    publish fails, ``crashes`` are the times at which the whole run dies and goes on from its checkpoint,
+    which holds the segments that had arrived if it ``keeps_segments``.
     """
 
     loss: float = 0.0
@@ -28,6 +29,7 @@ class Faults:
     publish_failure: float = 0.0
     publish_breaks_at: int | None = None
     crashes: tuple[float, ...] = ()
+    keeps_segments: bool = True
     stop_at_s: float | None = None
     resume_after_stop: bool = False
 
@@ -163,6 +165,7 @@ def _draw_faults(rng: Random, config: PaceConfig, length_s: float) -> Faults:
         publish_failure=rng.choice((0.0, 0.1, 0.5)),
         publish_breaks_at=rng.choice((None,) * 9 + (rng.randint(0, config.rounds + 1),)),
         crashes=tuple(times(2)) if rng.random() < 0.3 else (),
+        keeps_segments=rng.random() < 0.7,
         stop_at_s=rng.uniform(0, length_s) if rng.random() < 0.15 else None,
         resume_after_stop=rng.random() < 0.5,
     )

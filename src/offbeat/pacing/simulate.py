@@ -178,11 +178,12 @@ class Simulation:
         self._meter = _Meter(self.now_s)
         self.lanes = [_Lane() for _ in range(config.num_lanes)]
         self.coordinator = self._make(config)
-        self.books = Books(config, config.off_policy_degree)
+        self.books = Books(config, config.off_policy_degree, always_zero=config.off_policy_degree == 0)
         if self._saved is not None:
             state, books = self._saved
-            self.coordinator.load_state_dict(json.loads(state))
-            self.books = books.after_crash()
+            kept = self.schedule.faults.keeps_segments
+            self.coordinator.load_state_dict(json.loads(state), None if kept else ())
+            self.books = books.after_crash(kept)
             self.books.check(self.coordinator.counts())
         self._carry_out(self.coordinator.start(self.now_s))
         for number in range(config.num_lanes):
@@ -225,7 +226,10 @@ class Simulation:
                 case Finish():
                     finish = action
         if self._keeps_checkpoints and any(type(action) is Checkpoint for action in actions):
-            self._saved = (json.dumps(self.coordinator.state_dict()), self.books.after_crash())
+            self._saved = (
+                json.dumps(self.coordinator.state_dict()),
+                self.books.after_crash(keeps_segments=True),
+            )
         if finish is not None:
             self._end(finish)
 
@@ -334,7 +338,7 @@ class Simulation:
 
     def _turn(self, degree: int) -> None:
         self.totals["dial_turns"] += 1
-        self.books.dial = degree
+        self.books.dial, self.books.always_zero = degree, False
         self._tell(DialTurned(degree))
 
     def _stop(self) -> None:

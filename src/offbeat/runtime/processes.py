@@ -257,7 +257,9 @@ class ProcessRuntime:
 
     def collect(self, ticket: Ticket) -> None:
         """Send the ticket with the addresses of the weights and of its slot."""
-        lane = self._lanes[ticket.lane]
+        lane = self._lanes.get(ticket.lane)
+        if lane is None:  # it died and its `CollectorDown` is on the way: the ticket is lost with it
+            return
         slot = self._slots.take(ticket.lane, lane.specs)
         lane.running[ticket.number] = (ticket, slot)
         arrays = slot.arrays.address if slot.arrays is not None else ""

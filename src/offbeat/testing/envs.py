@@ -1,8 +1,8 @@
 """Environments that misbehave on command, to test what a run does about it.
 
-Every fault has an id: ``offbeat.testing.envs:offbeat-test/Raise-v0`` and so on, in any process. With ``once``,
-the path of a file that does not exist yet, the fault happens a single time over all processes, so that a
-replaced worker goes on.
+Every fault has an id: ``offbeat.testing.envs:offbeat-test/Raise-v0`` and so on, in any process. With
+``once``, the path of a file that does not exist yet, the fault happens a single time over all processes, so
+that a replaced worker goes on.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ class FaultError(RuntimeError):
 
 
 def register_test_envs() -> None:
-    """Make the faulty environments known to Gymnasium as ``offbeat-test/NAME-v0``; a second call changes nothing."""
+    """Make the faulty environments known to Gymnasium as ``offbeat-test/NAME-v0``; calling twice is fine."""
     for name, fault in FAULTS.items():
         env_id = f"offbeat-test/{name}-v0"
         if env_id not in registry:
             gymnasium.register(env_id, entry_point="offbeat.testing.envs:FaultyEnv", kwargs={"fault": fault})
 
 
-class FaultyEnv(gymnasium.Env[NDArray[Any], int]):
+class FaultyEnv(gymnasium.Env[NDArray[Any], np.int64]):
     """An easy task, with one fault at the ``at_step``-th step this object takes (the first is 1).
 
-    The task: observations are ``[4]`` float32 noise, reward 1 for action 1 when the first number is positive and
-    for action 0 when it is not; episodes have ``length`` steps. The fault ``slow`` sleeps at every step for a
-    log-normal time with median ``sleep_s`` and shape ``sleep_sigma``, drawn apart from the task.
+    The task: observations are ``[4]`` float32 noise, reward 1 for action 1 when the first number is positive
+    and for action 0 when it is not; episodes have ``length`` steps. The fault ``slow`` sleeps at every step
+    for a log-normal time with median ``sleep_s`` and shape ``sleep_sigma``, drawn apart from the task.
 
     Example: ``FaultyEnv("kill", at_step=100, once="/tmp/killed")``.
     """
@@ -95,7 +95,7 @@ class FaultyEnv(gymnasium.Env[NDArray[Any], int]):
         self._episode_steps = 0
         return self._draw(), {}
 
-    def step(self, action: int) -> tuple[NDArray[Any], float, bool, bool, dict[str, Any]]:
+    def step(self, action: int | np.int64) -> tuple[NDArray[Any], float, bool, bool, dict[str, Any]]:
         """Go one step on, or wrong."""
         self._num_steps += 1
         self._episode_steps += 1

@@ -1,4 +1,4 @@
-"""PPO's collector: steps one lane's environments and writes what the learner needs. No torch for mlp and gru."""
+"""PPO's collector: steps one lane's environments and writes what the learner needs."""
 
 from __future__ import annotations
 

@@ -104,8 +104,8 @@ class PPOConfig(AlgorithmConfig):
     behaviour_cap: float = Field(
         2.0,
         gt=0,
-        description="Bound on the weight of a stale sample in the decoupled loss. Default of this project, from"
-        " the usual 1 to 2.",
+        description="Bound on the weight of a stale sample in the decoupled loss. Default of this project,"
+        " from the usual 1 to 2.",
     )
     network: NetworkConfig = Field(NetworkConfig(), description="The network behind policy and value.")
     device: Literal["auto", "cpu", "cuda"] = Field(

@@ -91,16 +91,18 @@ class PPOLearner:
         """Train on the batch's segments; return the round's metrics."""
         config = self._config
         raw = Round.of(batch.segments)
+        if spoilt := raw.non_finite():
+            raise TrainError(
+                f"round {batch.version} was not trained: its segments hold NaN or infinity in"
+                f" {', '.join(spoilt)}; check the environment"
+            )
         data = self._prepare(raw)
         needs_prox = config.correction != "gae" or any(batch.staleness())
         values, outputs = judge(self._network, data, self._device, with_outputs=needs_prox)
         prox_logp = data.logp if outputs is None else self._spec.actions.log_prob(outputs, data.actions)
         targets = compute_targets(config, data, values, prox_logp)
         loader = make_loader(config, self._network, data, targets, self._device)
-        try:
-            progress = self._optimise(loader, batch.version)
-        except FloatingPointError as error:
-            raise TrainError(_explain(error, batch.version, raw)) from None
+        progress = self._optimise(loader, batch.version)
         # After training: a round is trained with the statistics its fresh samples were collected with.
         if config.normalize_obs:
             features = encode(raw.obs[:-1][raw.valid], self._spec.observation)
@@ -135,14 +137,15 @@ class PPOLearner:
         for _ in range(config.num_epochs):
             first = len(progress.log_ratios)
             for minibatch in loader.epoch(order):
-                self._update(loader, minibatch, config.ent_coef_at(version), progress)
+                self._update(loader, minibatch, version, progress)
             progress.num_epochs += 1
             if config.target_kl is not None and _kl(progress.log_ratios[first:]) > config.target_kl:
                 break
         return progress
 
-    def _update(self, loader: Loader, parts: list[Samples], ent_coef: float, progress: Progress) -> None:
+    def _update(self, loader: Loader, parts: list[Samples], version: int, progress: Progress) -> None:
         """One optimiser step on a minibatch."""
+        ent_coef = self._config.ent_coef_at(version)
         num_samples = sum(map(len, parts))
         loss, grad = 0.0, self._parameters.grad
         grad.zero_()
@@ -151,7 +154,10 @@ class PPOLearner:
             loss += share * self._backward(loader.evaluate(samples), samples, ent_coef, share, progress)
         norm = torch.linalg.vector_norm(grad).item()
         if not math.isfinite(loss + norm):
-            raise FloatingPointError(f"loss {loss:g}, gradient norm {norm:g}")
+            raise TrainError(
+                f"round {version} diverged: loss {loss:g}, gradient norm {norm:g}; the step was not applied."
+                " Lower algorithm.lr or algorithm.max_grad_norm"
+            )
         if norm > self._config.max_grad_norm:
             grad.mul_(self._config.max_grad_norm / norm)
         self._optimizer.step()
@@ -227,15 +233,6 @@ def _staleness_metrics(log_ratios: Floats) -> Metrics:
         "learn/behaviour_kl": approx_kl(log_ratios),
         "learn/first_ratio_max_dev": float(np.abs(np.expm1(log_ratios)).max(initial=0.0)),
     }
-
-
-def _explain(error: FloatingPointError, version: int, raw: Round) -> str:
-    bad = raw.non_finite()
-    if bad:
-        cause = f"the segments hold NaN or infinity in {', '.join(bad)}; check the environment"
-    else:
-        cause = "the segments are finite, so training diverged; lower algorithm.lr or algorithm.max_grad_norm"
-    return f"round {version} is not finite ({error}) and was not applied: {cause}"
 
 
 def _device(name: str) -> torch.device:

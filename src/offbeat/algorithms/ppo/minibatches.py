@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -60,8 +60,11 @@ class Samples:
 
     def rows(self, index: Tensor | slice) -> Samples:
         """Some of the samples; not for sequences."""
-        parts = (getattr(self, field.name) for field in fields(self))
-        return Samples(*(None if part is None else part[index] for part in parts))
+        chosen: dict[str, Any] = {}
+        for field in fields(self):
+            whole = getattr(self, field.name)
+            chosen[field.name] = None if whole is None else whole[index]
+        return Samples(**chosen)
 
 
 class Loader(Protocol):

@@ -43,9 +43,19 @@ class Round:
         return cls(**{name: _side_by_side(name, segments) for name in names})
 
     def non_finite(self) -> list[str]:
-        """Names of arrays that hold a NaN or an infinity at a valid step."""
-        suspects = {"obs": self.obs[:-1], "actions": self.actions, "logp": self.logp, "rewards": self.rewards}
-        return [name for name, array in suspects.items() if not np.isfinite(array[self.valid]).all()]
+        """Names of arrays that hold a NaN or an infinity where it would be trained on."""
+        suspects = {name: getattr(self, name) for name in ("obs", "actions", "logp", "rewards")}
+        floats = {name: array for name, array in suspects.items() if array.dtype.kind == "f"}
+        # Looking at all steps first is cheaper than picking those that count.
+        hit = {name: array for name, array in floats.items() if not np.isfinite(array).all()}
+        masks = {name: self._seen() if name == "obs" else self.valid for name in hit}
+        return [name for name, array in hit.items() if not np.isfinite(array[masks[name]]).all()]
+
+    def _seen(self) -> Bools:
+        """Observations ``[T + 1, B]`` that are acted on or bootstrapped from."""
+        seen = np.concatenate([self.valid, np.zeros_like(self.valid[:1])])
+        seen[1:] |= self.valid & ~self.terminated
+        return seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +78,23 @@ def compute_targets(config: PPOConfig, data: Round, values: Floats, prox_logp: F
         values: ``[T + 1, B]``, the critic before the round.
         prox_logp: ``[T, B]``, log-probability of the actions under the policy before the round.
     """
-    decay = {"gamma": config.gamma, "gae_lambda": config.gae_lambda}
+    gamma, gae_lambda, c_bar = config.gamma, config.gae_lambda, config.c_bar
     steps = (data.rewards, values, data.terminated, data.truncated, data.valid)
     if config.correction == "gae":
-        advantages, targets = gae(*steps, **decay)
+        advantages, targets = gae(*steps, gamma=gamma, gae_lambda=gae_lambda)
         old_logp, weights = data.logp, None
     else:
         ratios = np.exp(prox_logp - data.logp)
         if config.correction == "vtrace":
-            advantages, targets = vtrace(*steps, ratios, **decay, rho_bar=config.rho_bar, c_bar=config.c_bar)
             bound = config.rho_bar
+            advantages, targets = vtrace(
+                *steps, ratios, gamma=gamma, gae_lambda=gae_lambda, rho_bar=bound, c_bar=c_bar
+            )
         else:
-            advantages, targets = off_policy_gae(*steps, ratios, **decay, c_bar=config.c_bar)
             bound = config.behaviour_cap
+            advantages, targets = off_policy_gae(
+                *steps, ratios, gamma=gamma, gae_lambda=gae_lambda, c_bar=c_bar
+            )
         old_logp, weights = prox_logp, np.minimum(ratios, np.float32(bound))
     if config.norm_adv:
         advantages = masked_normalise(advantages, data.valid)

@@ -32,11 +32,11 @@ _RANDOM_MODULES = frozenset(("random", "numpy.random"))
 
 
 def capture(obj: object) -> StateTree | None:
-    """Return the state of an environment, or of a list of them, as plain data; None when some of it is hidden.
+    """Return the state of an environment, or of a list of them, as plain data; None when some is hidden.
 
     The data shares no memory with the environment. An unwrapped environment with ``get_state()`` and
-    ``set_state(state)`` gives its state itself: all that its next steps depend on, as plain values and arrays;
-    its ``np_random`` is captured beside it.
+    ``set_state(state)`` gives its state itself: all that its next steps depend on, as plain values and
+    arrays; its ``np_random`` is captured beside it.
     """
     try:
         return _Encoder(obj).tree()
@@ -69,7 +69,7 @@ class _Encoder:
 
     def encode(self, value: Any) -> Any:
         """Return an atom, ``[i]`` for node i, or ``[]`` for what belongs to the environment restored onto."""
-        kind = type(value)
+        kind: Any = type(value)
         if kind in _ATOMS or (kind is float and _isfinite(value)):
             return value
         ref = self._refs.get(id(value))
@@ -93,13 +93,13 @@ class _Encoder:
         return items
 
     def claim_bits(self, bits: object) -> None:
-        """Note that a bit generator belongs to one node; two generators of different kinds cannot share it."""
+        """Note that a bit generator belongs to one node: a Generator and a RandomState cannot share it."""
         if id(bits) in self._bits:
             raise Opaque("a bit generator shared by a Generator and a RandomState")
         self._bits.add(id(bits))
 
     def is_in_chain(self, value: object) -> bool:
-        """Tell whether ``value`` is the environment or one of its wrappers, which a restore always finds again."""
+        """Tell whether ``value`` is the environment or a wrapper, which a restore always finds again."""
         return id(value) in self._chain
 
 
@@ -107,7 +107,7 @@ _Maker = Callable[[_Encoder, Any], Node]
 
 
 @functools.cache
-def _maker_of(kind: type) -> _Maker | None:
+def _maker_of(kind: Any) -> _Maker | None:
     """How to make the node of a class's instances; None for what stays with the environment."""
     if kind in _MAKERS:
         return _MAKERS[kind]
@@ -234,8 +234,8 @@ def _array(encoder: _Encoder, value: Array) -> Node:
     is_plain = value.dtype.kind in _ARRAY_KINDS and value.itemsize <= 8 and value.dtype.isnative
     if not is_plain:
         raise Opaque(f"an array of dtype {value.dtype}")
-    if value.base is not None and type(value.base) is not bytes:
-        return _view(encoder, value)
+    if value.base is not None and not isinstance(value.base, bytes):
+        return _view(encoder, value, value.base)
     if value.flags.c_contiguous:
         return {"kind": "array", "data": value.copy()}
     # The order of sums, and with it the last bit, depends on how an array lies in memory.
@@ -247,8 +247,7 @@ def _array(encoder: _Encoder, value: Array) -> Node:
     }
 
 
-def _view(encoder: _Encoder, value: Array) -> Node:
-    base = value.base
+def _view(encoder: _Encoder, value: Array, base: Array) -> Node:
     is_dense = type(base) is np.ndarray and (base.flags.owndata or base.flags.c_contiguous)
     if not is_dense or base.dtype.kind not in _ARRAY_KINDS:
         raise Opaque("an array on top of memory that is not numpy's")

@@ -23,7 +23,7 @@ class Opaque(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where instances of a class keep their state: a ``__dict__``, slots, or both; ``name`` is its name in states."""
+    """Where instances of a class keep their state: a ``__dict__``, slots, or both."""
 
     name: str
     has_dict: bool
@@ -32,8 +32,8 @@ class Layout:
 
 
 @functools.cache
-def layout_of(cls: type) -> Layout | None:
-    """Describe a class written in Python; None when instances have memory of their own beside dict and slots."""
+def layout_of(cls: type[Any]) -> Layout | None:
+    """Describe a class written in Python; None when instances have other memory than dict and slots."""
     if cls is SimpleNamespace:
         return Layout("types:SimpleNamespace", True, (), True)
     family = [base for base in cls.__mro__ if base is not object]
@@ -53,7 +53,7 @@ def layout_of(cls: type) -> Layout | None:
     return Layout(name, cls.__dictoffset__ != 0, slots, lookup(name) is cls)
 
 
-def _hides_state(cls: type) -> bool:
+def _hides_state(cls: type[Any]) -> bool:
     if not cls.__flags__ & _HEAP_TYPE or package_of(global_name(cls)) in _STATEFUL_MODULES:
         return True
     around = vars(sys.modules.get(getattr(cls, "__module__", ""), object))

@@ -14,11 +14,10 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 def wrapper_chain(root: object) -> list[object]:
     """Return an environment, or each of a list of them, with everything it wraps, from the outside in."""
     chain: list[object] = []
-    for env in root if isinstance(root, list) else [root]:
-        chain.append(env)
-        while isinstance(env, (gymnasium.Wrapper, VectorWrapper)):
-            env = env.env
-            chain.append(env)
+    for outer in root if isinstance(root, list) else [root]:
+        chain.append(outer)
+        while isinstance(chain[-1], (gymnasium.Wrapper, VectorWrapper)):
+            chain.append(chain[-1].env)
     return chain
 
 
@@ -33,11 +32,12 @@ def space_parts(space: gymnasium.Space[Any]) -> list[gymnasium.Space[Any]]:
 
 def custom_state(env: Any) -> Callable[[], Any] | None:
     """Return the environment's own ``get_state`` when it has that and a ``set_state(state)``, else None."""
-    return env.get_state if _has_custom_state(type(env)) else None
+    cls: Any = type(env)
+    return env.get_state if _has_custom_state(cls) else None
 
 
 @functools.cache
-def _has_custom_state(cls: type) -> bool:
+def _has_custom_state(cls: type[Any]) -> bool:
     if not issubclass(cls, (gymnasium.Env, VectorEnv)) or issubclass(cls, (gymnasium.Wrapper, VectorWrapper)):
         return False
     get_state, set_state = getattr(cls, "get_state", None), getattr(cls, "set_state", None)

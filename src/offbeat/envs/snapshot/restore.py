@@ -35,12 +35,19 @@ def restore(obj: object, tree: StateTree) -> None:
     state is of an environment of another kind; the environment is not usable after that.
     """
     try:
-        _Decoder(obj, tree["nodes"]).decode(tree["root"], obj)
+        restored = _Decoder(obj, tree["nodes"]).decode(tree["root"], obj)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise EnvError(
-            f"this is no state of the environment {obj} ({type(error).__name__}: {error}); "
+            f"this is no state of {obj} ({type(error).__name__}: {error}); "
             "go on with the environment and the version that made the checkpoint"
         ) from error
+    targets = obj if isinstance(obj, list) else [obj]
+    results = restored if isinstance(restored, list) else [restored]
+    if [id(env) for env in results] != [id(env) for env in targets]:
+        raise EnvError(
+            f"the saved state is of {results}, not of {targets}; "
+            "go on with the environment and the version that made the checkpoint"
+        )
 
 
 class _Decoder:
@@ -138,7 +145,8 @@ def _object(decoder: _Decoder, index: int, node: Node, old: Any) -> Any:
     made = old
     if old is _NONE_SUCH or global_name(type(old)) != name or not decoder.claim(old):
         made = _new_object(decoder, name, attrs)
-    layout = layout_of(type(made))
+    cls: Any = type(made)
+    layout = layout_of(cls)
     assert layout is not None
     decoder.begin(index, made)
     slots = {slot.__name__: slot for slot in layout.slots}
@@ -281,13 +289,13 @@ def _view(decoder: _Decoder, _: int, node: Node, __: Any) -> Any:
 
 
 def _item_array(decoder: _Decoder, index: int, node: Node, old: Any) -> Any:
-    made = np.empty(len(node["items"]), np.dtype(node["dtype"]))
-    result = made.reshape(node["shape"])
-    decoder.begin(index, result)
+    made = np.empty(tuple(node["shape"]), np.dtype(node["dtype"]))
+    decoder.begin(index, made)
     olds = old.ravel().tolist() if isinstance(old, np.ndarray) else None
+    flat = made.reshape(-1)
     for place, item in enumerate(decoder.decode_all(node["items"], olds)):
-        made[place] = item
-    return result
+        flat[place] = item
+    return made
 
 
 # ---------------------------------------------------------------- random generators

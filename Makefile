@@ -1,0 +1,47 @@
+# Everything a fresh machine needs: `make run` (set up and train) and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+EXTRAS ?= minatar,tensorboard,dev
+
+.PHONY: run test test-all lint format bench install docs clean
+
+run: install
+	$(BIN)/offbeat train cartpole-ppo
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: lint
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: install
+	$(BIN)/python benchmarks/pipeline_limit.py --json
+	$(BIN)/python benchmarks/data_path.py --json
+	$(BIN)/python benchmarks/startup.py --json
+	$(BIN)/python benchmarks/cartpole.py --peers stable-baselines3 --seeds 3 --json
+
+docs: install
+	$(BIN)/python -m offbeat.config.reference
+
+install: $(VENV)/.installed
+
+# torch comes first and by itself: its pinned CPU build keeps pip from choosing one with CUDA packages.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

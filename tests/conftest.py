@@ -1,0 +1,56 @@
+"""Shared fixtures: small runs that take a fraction of a second."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+SMALL = {
+    "env.num_envs": 8,
+    "algorithm.num_steps": 16,
+    "algorithm.num_epochs": 2,
+    "algorithm.minibatch_size": 64,
+    "run.rounds": 6,
+    "eval.episodes": 2,
+    "eval.num_envs": 2,
+    "observe.console": "none",
+    "observe.tensorboard": False,
+}
+
+
+@pytest.fixture
+def small_run(tmp_path: Path) -> Callable[..., Any]:
+    """Train a small CartPole run; keyword ``name`` is its directory, the rest are overrides."""
+    import offbeat
+
+    def run(overrides: dict[str, Any] | None = None, name: str = "run", **options: Any) -> Any:
+        settings = {**SMALL, "run.dir": str(tmp_path / name), **(overrides or {})}
+        return offbeat.train("cartpole-ppo", overrides=settings, **options)
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def no_process_left_behind() -> Any:
+    """Whatever a test starts has to be gone when it ends."""
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    yield
+    left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    workers = [child for child in left if _is_worker(child)]
+    for child in workers:
+        child.kill()
+    assert not workers, f"worker processes were left behind: {workers}"
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return "offbeat.runtime.worker" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

@@ -1,0 +1,215 @@
+"""Whole runs through the public API: digests, resume, replay, files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import offbeat
+from offbeat.errors import CheckpointError, ConfigError, ReplayError
+from offbeat.observe.events import read_events, read_rounds
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The inline run at k = 0 that others are compared with."""
+    from tests.conftest import SMALL
+
+    directory = tmp_path_factory.mktemp("reference") / "run"
+    settings = {**SMALL, "run.dir": str(directory), "runtime.kind": "inline"}
+    return offbeat.train("cartpole-ppo", overrides=settings)
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_every_runtime_reaches_the_same_weights(kind: str, small_run: Run, reference: Any) -> None:
+    assert small_run({"runtime.kind": kind}).digest == reference.digest
+
+
+def test_digest_depends_on_the_seed(small_run: Run, reference: Any) -> None:
+    assert small_run({"runtime.kind": "inline"}, seed=7).digest != reference.digest
+
+
+def test_digest_is_that_of_the_newest_checkpoint(reference: Any) -> None:
+    assert offbeat.digest(reference.run_dir) == reference.digest
+
+
+def test_stopped_and_resumed_run_ends_where_the_other_does(small_run: Run, reference: Any) -> None:
+    class StopAtThree(offbeat.Callback):
+        def on_start(self, info: Any) -> None:
+            self.stop = info.stop
+
+        def on_round(self, info: Any) -> None:
+            if info.version == 3:
+                self.stop("half way")
+
+    stopped = small_run({"runtime.kind": "processes"}, name="stopped", callbacks=[StopAtThree()])
+    assert stopped.rounds == 3
+    assert offbeat.resume(stopped.run_dir).digest == reference.digest
+
+
+def test_run_killed_before_its_first_checkpoint_starts_again(small_run: Run, reference: Any) -> None:
+    done = small_run({"runtime.kind": "inline"})
+    for path in (done.run_dir / "checkpoints").glob("step_*"):
+        for file in path.iterdir():
+            file.unlink()
+        path.rmdir()
+    assert offbeat.resume(done.run_dir).digest == reference.digest
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+@pytest.mark.parametrize("degree", [1, 4])
+def test_asynchronous_run_can_be_repeated_bit_for_bit(kind: str, degree: int, small_run: Run) -> None:
+    settings = {"runtime.kind": kind, "run.rounds": 15}
+    result = small_run(settings, off_policy_degree=degree)
+    rounds = read_rounds(result.run_dir / "events.jsonl")
+    assert max(record["metrics"]["pace/max_sample_age"] for record in rounds) <= degree
+    report = offbeat.replay_run(result.run_dir)
+    assert report.identical
+    assert report.digest == result.digest
+    assert report.rounds == 15
+
+
+def test_asynchronous_run_that_was_resumed_can_be_repeated(small_run: Run) -> None:
+    class StopAtSeven(offbeat.Callback):
+        def on_start(self, info: Any) -> None:
+            self.stop = info.stop
+
+        def on_round(self, info: Any) -> None:
+            if info.version == 7:
+                self.stop("half way")
+
+    settings = {"runtime.kind": "processes", "run.rounds": 15}
+    stopped = small_run(settings, off_policy_degree=3, callbacks=[StopAtSeven()])
+    assert stopped.rounds < 15
+    finished = offbeat.resume(stopped.run_dir)
+    assert finished.rounds == 15
+    assert offbeat.replay_run(finished.run_dir).identical
+
+
+def test_replay_notices_a_schedule_that_was_edited(small_run: Run) -> None:
+    result = small_run({"runtime.kind": "threads", "run.rounds": 8}, off_policy_degree=2)
+    path = result.run_dir / "schedule.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    rounds = [record for record in records if record["kind"] == "round"]
+    rounds[2]["tickets"], rounds[3]["tickets"] = rounds[3]["tickets"], rounds[2]["tickets"]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    try:
+        identical = offbeat.replay_run(result.run_dir).identical
+    except ReplayError:
+        identical = False
+    assert not identical
+
+
+def test_resume_trains_further_when_asked(small_run: Run) -> None:
+    result = small_run({"runtime.kind": "inline"})
+    further = offbeat.resume(result.run_dir, overrides={"run.rounds": 9})
+    assert further.rounds == 9
+    counts = [record["version"] for record in read_rounds(result.run_dir / "events.jsonl")]
+    assert counts == list(range(1, 10))
+    steps = read_rounds(result.run_dir / "events.jsonl")[-1]["metrics"]["rollout/total_env_steps"]
+    assert steps > 9 * 100
+
+
+def test_resume_refuses_what_would_be_another_run(small_run: Run) -> None:
+    result = small_run({"runtime.kind": "inline"}, rounds=1)
+    with pytest.raises(ConfigError, match=r"env.num_envs cannot change.*offbeat train"):
+        offbeat.resume(result.run_dir, overrides=["env.num_envs=16"])
+
+
+def test_run_directory_that_is_taken_is_refused(small_run: Run) -> None:
+    small_run({"runtime.kind": "inline"}, rounds=1)
+    with pytest.raises(ConfigError, match="offbeat resume"):
+        small_run({"runtime.kind": "inline"}, rounds=1)
+
+
+def test_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    for function in (offbeat.resume, offbeat.evaluate, offbeat.replay_run, offbeat.digest):
+        with pytest.raises(CheckpointError, match=r"not a run directory"):
+            function(tmp_path)
+
+
+def test_torn_checkpoint_is_passed_over(small_run: Run, reference: Any) -> None:
+    notices = []
+
+    class Keep(offbeat.Callback):
+        def on_notice(self, text: str) -> None:
+            notices.append(text)
+
+    result = small_run({"runtime.kind": "inline", "checkpoint.interval_rounds": 2})
+    newest = result.run_dir / "checkpoints" / "step_00000006" / "learner.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-7])
+    resumed = offbeat.resume(result.run_dir, callbacks=[Keep()])
+    assert resumed.digest == reference.digest
+    assert any("checkpoint 6" in text and "learner.safetensors" in text for text in notices), notices
+
+
+def test_result_has_a_policy_that_acts(reference: Any) -> None:
+    action = reference.policy.act(np.zeros(4, np.float32))
+    assert int(action) in (0, 1)
+    assert reference.policy.act(np.zeros((5, 4), np.float32)).shape == (5,)
+
+
+def test_evaluate_judges_a_finished_run(reference: Any) -> None:
+    metrics = offbeat.evaluate(reference.run_dir, episodes=3, seed=5)
+    assert metrics["eval/episodes"] == 3
+    assert metrics["eval/return_mean"] > 0
+    assert metrics == offbeat.evaluate(reference.run_dir, episodes=3, seed=5)
+
+
+def test_run_directory_holds_what_the_docs_say(reference: Any) -> None:
+    names = {path.name for path in reference.run_dir.iterdir()}
+    expected = {"config.yaml", "resolved.yaml", "manifest.json", "events.jsonl", "schedule.jsonl"}
+    assert expected | {"checkpoints", "logs"} <= names
+    kinds = [event["kind"] for event in read_events(reference.run_dir / "events.jsonl")]
+    assert kinds[0] == "start" and kinds[-1] == "finish"
+    assert {"round", "eval", "checkpoint"} <= set(kinds)
+    assert "Component Statistics" in (reference.run_dir / "logs" / "run.log").read_text()
+
+
+def test_debug_log_tells_each_tickets_life(small_run: Run) -> None:
+    result = small_run({"runtime.kind": "threads", "async_training.enable_async_debug_log": True}, rounds=2)
+    log = (result.run_dir / "logs" / "run.log").read_text()
+    for word in ("issued", "arrived", "trained"):
+        assert f"ticket 3 {word}" in log
+
+
+def test_full_disk_costs_the_checkpoint_and_not_the_run(small_run: Run, monkeypatch: Any) -> None:
+    from offbeat.checkpoint import files
+
+    notices = []
+
+    class Keep(offbeat.Callback):
+        def on_notice(self, text: str) -> None:
+            notices.append(text)
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "write_bytes", full)
+    result = small_run({"runtime.kind": "inline"}, callbacks=[Keep()])
+    assert result.rounds == 6
+    assert any("No space left" in text for text in notices)
+
+
+def test_goal_stops_the_run(small_run: Run) -> None:
+    result = small_run({"runtime.kind": "inline", "run.stop_return": 1.0, "run.rounds": 500})
+    assert result.rounds < 500
+    assert "last 100 episodes" in result.reason
+
+
+def test_callbacks_add_metrics(small_run: Run) -> None:
+    class Extra(offbeat.Callback):
+        def on_round(self, info: Any) -> dict[str, float]:
+            return {"mine/version_squared": float(info.version**2)}
+
+    result = small_run({"runtime.kind": "inline"}, callbacks=[Extra()])
+    assert result.metrics["mine/version_squared"] == 36.0
+    rounds = read_rounds(result.run_dir / "events.jsonl")
+    assert rounds[1]["metrics"]["mine/version_squared"] == 4.0

@@ -1,0 +1,384 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import offbeat
+from offbeat.cli import doctor as doctor_module
+from offbeat.cli.doctor import Finding, advice
+from offbeat.cli.main import VERBS, main
+from offbeat.cli.output import show_table
+from offbeat.cli.summary import summary_rows
+from offbeat.errors import ConfigError, OffbeatError, StallError
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class FakeResult:
+    """What a training run returns."""
+
+    run_dir: Path = Path("runs/my pole")
+    reason: str = "all rounds trained"
+    rounds: int = 50
+    digest: str = "abc123"
+    metrics: dict[str, float | str] = field(
+        default_factory=lambda: {
+            "pace/max_sample_age": 1.0,
+            "pace/dropped_samples": 0.0,
+            "learn/loss": float("nan"),
+        }
+    )
+    eval_return: float | None = 487.5
+    wall_s: float = 20.0
+    env_steps: int = 102_400
+    max_staleness: int = 1
+    interrupted: bool = False
+
+
+class Calls:
+    """A stand-in for ``offbeat.api`` that notes its calls and does as it is told."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, tuple[object, ...], dict[str, object]]] = []
+        self.answers: dict[str, Callable[[], object]] = {}
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
+            self.seen.append((name, args, kwargs))
+            return self.answers[name]()
+
+        return call
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    calls = Calls()
+    monkeypatch.setitem(sys.modules, "offbeat.api", calls)
+    monkeypatch.setattr(offbeat, "api", calls, raising=False)
+    return calls
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def raises(error: BaseException) -> Callable[[], object]:
+    def fail() -> object:
+        raise error
+
+    return fail
+
+
+def offbeat_in_a_process(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    code = "from offbeat.cli.main import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+
+
+# ---------------------------------------------------------------- the surface
+
+
+def test_verbs_are_fixed() -> None:
+    assert list(VERBS) == ["train", "resume", "eval", "replay", "check", "list", "digest", "doctor"]
+
+
+def test_help_shows_every_verb_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    shown = capsys.readouterr().out
+    for verb in VERBS:
+        assert f"\n  {verb} " in shown
+    assert "..." not in shown.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize("verb", list(VERBS))
+def test_every_verb_takes_json(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(verb, "--help") == 0
+    assert "--json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments", [["fly"], ["train"], ["eval", "run", "--episodes", "0"], ["list", "--what"]]
+)
+def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*arguments) == 2
+    assert "Usage: offbeat" in capsys.readouterr().err
+
+
+def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert capsys.readouterr().out.strip() == project["version"] == offbeat.__version__
+
+
+# ---------------------------------------------------------------- train, resume
+
+
+def test_train_hands_over_recipe_and_overrides(api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    api.answers["train"] = FakeResult
+    assert run("train", "cartpole-ppo", "run.seed=3", "async_training.off_policy_degree=-1") == 0
+    overrides = ["run.seed=3", "async_training.off_policy_degree=-1"]
+    assert api.seen == [("train", ("cartpole-ppo",), {"overrides": overrides})]
+    shown = capsys.readouterr().out
+    for text in ("102,400", "20.0 s", "5,120", "487.5", "abc123", "offbeat resume 'runs/my pole'"):
+        assert text in shown
+
+
+def test_summary_of_a_run_that_measured_nothing() -> None:
+    rows = summary_rows(FakeResult(metrics={}, eval_return=None, wall_s=0.0))  # type: ignore[arg-type]
+    assert rows["evaluation return"] == "not evaluated"
+    assert rows["steps per second"] == "unknown"
+    assert rows["dropped samples"] == "unknown"
+
+
+def test_table_on_a_terminal_takes_text_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    show_table("run [bold]", {"directory": "runs/[red]x"})
+    shown = capsys.readouterr().out
+    assert "run [bold]" in shown
+    assert "runs/[red]x" in shown
+    assert "│" in shown
+
+
+def test_json_is_the_only_thing_on_stdout(api: Calls, capfd: pytest.CaptureFixture[str]) -> None:
+    def noisy() -> FakeResult:
+        print("half a line", end="")
+        subprocess.run([sys.executable, "-c", "print('from a child')"], check=True)
+        return FakeResult()
+
+    api.answers["train"] = noisy
+    assert run("train", "cartpole-ppo", "--json") == 0
+    captured = capfd.readouterr()
+    values = json.loads(captured.out)
+    assert values["ok"] is True
+    assert values["run_dir"] == "runs/my pole"
+    assert values["digest"] == "abc123"
+    assert values["metrics"]["learn/loss"] is None
+    assert "from a child" in captured.err
+    assert "half a line" in captured.err
+
+
+def test_interrupted_run_shows_its_summary_and_exits_with_130(
+    api: Calls, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.answers["resume"] = lambda: FakeResult(interrupted=True)
+    assert run("resume", "runs/x", "run.rounds=9") == 130
+    assert api.seen == [("resume", ("runs/x",), {"overrides": ["run.rounds=9"]})]
+    assert "offbeat resume" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("no such thing; write another"), 2),
+        (StallError("the learner waited for collector 1"), 1),
+        (OffbeatError("something else"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+@pytest.mark.parametrize("verb", ["train", "resume", "eval", "replay", "digest"])
+def test_errors_become_a_message_and_an_exit_code(
+    api: Calls, capfd: pytest.CaptureFixture[str], verb: str, error: BaseException, code: int
+) -> None:
+    api.answers[{"eval": "evaluate", "replay": "replay_run"}.get(verb, verb)] = raises(error)
+    assert run(verb, "somewhere", "--json") == code
+    captured = capfd.readouterr()
+    assert str(error) in captured.err
+    assert "Traceback" not in captured.err
+    assert json.loads(captured.out) == {"ok": False, "error": str(error) or "interrupted"}
+
+
+# ---------------------------------------------------------------- eval, replay, digest
+
+
+def test_eval_passes_its_options_on(api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    api.answers["evaluate"] = lambda: {"eval/return_mean": 99.5}
+    assert run("eval", "runs/x", "--episodes", "3", "--seed", "4", "--best", "--json") == 0
+    assert api.seen == [("evaluate", ("runs/x",), {"episodes": 3, "seed": 4, "best": True})]
+    assert json.loads(capsys.readouterr().out)["eval_return"] == 99.5
+
+
+@pytest.mark.parametrize(("identical", "code"), [(True, 0), (False, 1)])
+def test_replay_fails_when_weights_differ(
+    api: Calls, capsys: pytest.CaptureFixture[str], identical: bool, code: int
+) -> None:
+    report = SimpleNamespace(identical=identical, digest="aa", recorded_digest="bb", rounds=7)
+    api.answers["replay_run"] = lambda: report
+    assert run("replay", "runs/x") == code
+    shown = capsys.readouterr().out
+    assert ("DIFFERENT" in shown) is not identical
+    assert "aa" in shown
+    assert "bb" in shown
+
+
+def test_digest_prints_the_digest_alone(api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    api.answers["digest"] = lambda: "abc"
+    assert run("digest", "runs/x") == 0
+    assert capsys.readouterr().out == "abc\n"
+
+
+# ---------------------------------------------------------------- list, check
+
+
+def test_list_shows_recipes_and_algorithms(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("list", "--json") == 0
+    values = json.loads(capsys.readouterr().out)
+    assert "cartpole-ppo" in [recipe["name"] for recipe in values["recipes"]]
+    assert "ppo" in values["algorithms"]
+
+
+def test_check_names_both_mistakes_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("extends: cartpole-ppo\nenv:\n  num_env: 8\nalgorithm:\n  lr: fast\n")
+    done = offbeat_in_a_process("check", "bad.yaml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "bad.yaml:3: env.num_env = 8\n    unknown key; did you mean num_envs?" in done.stderr
+    assert "bad.yaml:5: algorithm.lr = 'fast'\n    must be a number" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_check_reports_problems_as_json(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("extends: cartpole-ppo\nenv:\n  num_env: 8\n")
+    assert run("check", str(path), "--json") == 2
+    values = json.loads(capfd.readouterr().out)
+    assert values["problems"] == [
+        {
+            "where": f"{path}:3",
+            "key": "env.num_env",
+            "given": "8",
+            "message": "unknown key; did you mean num_envs?",
+        }
+    ]
+
+
+def test_check_shows_config_and_plan_of_a_recipe(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("check", "cartpole-ppo", "async_training.off_policy_degree=2") == 0
+    shown = capfd.readouterr().out
+    assert "  off_policy_degree: 2\n" in shown
+    assert "at most 2 versions" in shown
+    assert " each: " in shown
+
+
+def test_check_json_holds_the_resolved_config(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("check", "cartpole-ppo", "run.seed=5", "--json") == 0
+    values = json.loads(capfd.readouterr().out)
+    assert values["config"]["run"]["seed"] == 5
+    assert "staleness" in values["plan"]
+
+
+def test_check_refuses_an_environment_that_is_not_there(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("check", "cartpole-ppo", "env.id=CartPool-v1") == 2
+    assert "env.id = 'CartPool-v1'" in capfd.readouterr().err
+
+
+# ---------------------------------------------------------------- doctor
+
+
+def test_doctor_looks_at_the_machine_and_an_environment(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("doctor", "--env", "CartPole-v1", "--json") == 0
+    findings = {one["name"]: one for one in json.loads(capfd.readouterr().out)["findings"]}
+    assert {"python", "torch", "gymnasium", "cores", "memory", "shared memory", "tensorboard"} <= set(
+        findings
+    )
+    assert " us a step alone" in findings["CartPole-v1"]["text"]
+    assert "runtime." in findings["advice"]["text"]
+
+
+def test_doctor_fails_when_torch_cannot_be_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor_module, "_TORCH_PROBE", "raise ImportError('libtorch is missing')")
+    assert run("doctor") == 1
+    assert "FAILED: cannot be imported: ImportError: libtorch is missing" in capsys.readouterr().out
+
+
+def test_doctor_warns_of_little_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor_module.shutil, "disk_usage", lambda _: SimpleNamespace(free=64 * 2**20))
+    finding = doctor_module._shared_memory(tmp_path)
+    assert finding.status == "warning"
+    assert "--shm-size" in finding.text
+    missing = tmp_path / "missing"
+    assert doctor_module._shared_memory(missing) == Finding(
+        "shared memory", "ok", f"no {missing} on this system"
+    )
+
+
+@pytest.mark.parametrize(
+    ("step_us", "words"), [(2, "few wide"), (200, "num_workers=3"), (5000, "one per free core")]
+)
+def test_advice_follows_the_cost_of_a_step(step_us: float, words: str) -> None:
+    assert words in advice(step_us, cores=4)
+
+
+# ---------------------------------------------------------------- imports
+
+
+def loaded_after(code: str, names: str) -> set[str]:
+    """Those of the named modules that ``code`` imports, in a fresh interpreter."""
+    script = f"import sys\ntry:\n    {code}\nexcept SystemExit:\n    pass\nprint('loaded', *sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    return set(done.stdout.splitlines()[-1].split()) & set(names.split())
+
+
+def test_import_and_help_stay_light() -> None:
+    heavy = "torch numpy gymnasium pydantic ruamel.yaml rich.console"
+    assert loaded_after("import offbeat", heavy + " typer") == set()
+    assert loaded_after("from offbeat.cli.main import main; main(['--help'])", heavy) == set()
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["check", "cartpole-ppo"], ["digest", "nowhere"]])
+def test_looking_at_things_needs_no_torch(arguments: list[str]) -> None:
+    assert loaded_after(f"from offbeat.cli.main import main; main({arguments!r})", "torch") == set()
+
+
+def test_public_names_are_fixed() -> None:
+    assert sorted(offbeat.__all__) == [
+        "Batch", "Callback", "PerWorker", "Pipeline", "Result", "Segment", "Ticket", "__version__", "digest",
+        "evaluate", "load_config", "replay_run", "resume", "train",
+    ]  # fmt: skip
+    assert set(offbeat.__all__) <= set(dir(offbeat))
+
+
+@pytest.mark.parametrize("name", offbeat.__all__)
+def test_public_names_are_not_hidden_by_a_submodule(name: str) -> None:
+    package = ROOT / "src" / "offbeat"
+    assert not (package / f"{name}.py").exists()
+    assert not (package / name / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("name", sorted(set(offbeat.__all__) - {"__version__"}))
+def test_public_names_are_found_on_first_use(name: str) -> None:
+    assert getattr(offbeat, name).__name__ == name
+
+
+def test_unknown_public_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'trane'"):
+        offbeat.trane

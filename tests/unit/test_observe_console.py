@@ -1,0 +1,211 @@
+import io
+import math
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from offbeat.observe import (
+    Callback,
+    CheckpointInfo,
+    EvalInfo,
+    FinishInfo,
+    RoundInfo,
+    RunInfo,
+    RunSummary,
+    WorkerLostInfo,
+    make_console,
+    preview,
+)
+from offbeat.observe.console import PlainConsole, RichConsole
+from offbeat.observe.text import compact, duration, fill, plain, share, size, sparkline
+
+SUMMARY = RunSummary("cartpole", "ppo", "CartPole-v1", "processes", 4, 100, 1, Path("runs/x"))
+METRICS = {
+    "rollout/return_mean": 231.44,
+    "rollout/return_mean_100": 228.9,
+    "rollout/steps_per_s": 48_200.0,
+    "pace/off_policy_degree": 1,
+    "pace/avg_sample_age": 0.9,
+    "pace/max_sample_age": 1,
+    "pace/collect_idle_ratio": 0.04,
+    "pace/train_idle_ratio": 0.31,
+    "pace/bottleneck": "collect",
+    "time/eta_s": 46.0,
+    "system/workers_alive": 3,
+    "system/worker_restarts": 2,
+}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def tell_a_run(console: Callback, clock: Clock, rounds: int = 3) -> None:
+    console.on_start(RunInfo(SUMMARY, stop=print, resumed_from=7))
+    for version in range(8, 8 + rounds):
+        clock.now_s += 1.0
+        console.on_round(RoundInfo(version, METRICS))
+    console.on_eval(EvalInfo(8, {"eval/return_mean": 500.0}))
+    console.on_checkpoint(CheckpointInfo(9, Path("x"), 0.25))
+    console.on_worker_lost(WorkerLostInfo(1, "killed [by hand]", 2))
+    console.on_notice("mind the [gap]")
+    clock.now_s += 1.0
+    console.on_round(RoundInfo(8 + rounds, METRICS))
+    console.on_finish(FinishInfo(8 + rounds, "all rounds trained", 61.0, METRICS))
+
+
+@pytest.mark.parametrize(
+    ("kind", "stream", "expected"),
+    [
+        ("auto", Terminal(), RichConsole),
+        ("auto", io.StringIO(), PlainConsole),
+        ("plain", Terminal(), PlainConsole),
+        ("rich", io.StringIO(), RichConsole),
+        ("none", Terminal(), Callback),
+    ],
+)
+def test_which_console_is_made(
+    kind: str, stream: io.StringIO, expected: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    assert type(make_console(kind, SUMMARY, stream=stream)) is expected
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    assert type(make_console("auto", SUMMARY, stream=Terminal())) is PlainConsole
+
+
+def test_plain_lines_come_at_intervals_and_at_what_is_worth_telling() -> None:
+    stream, clock = io.StringIO(), Clock()
+    tell_a_run(make_console("plain", SUMMARY, log_interval_s=2.0, stream=stream, clock=clock), clock)
+    line = (
+        "return 231.4 (last 100: 228.9)  48.2k steps/s  age 0.9/1 (k 1)  idle collect 4% train 31%  left 0:46"
+    )
+    assert stream.getvalue().splitlines() == [
+        "cartpole · ppo · CartPole-v1 · processes × 4 · k = 1 from version 7",
+        "writes to runs/x",
+        f"[  8/100]  {line}",
+        f"[ 10/100]  {line}",
+        "evaluation of version 8: return 500.0",
+        "checkpoint of version 9 (0.25 s)",
+        "collector 1 lost: killed [by hand] (restart 2)",
+        "mind the [gap]",
+        f"[ 11/100]  {line}",
+        "finished at version 11 after 1:01: all rounds trained",
+    ]
+
+
+def test_a_failed_run_says_so() -> None:
+    stream = io.StringIO()
+    console = make_console("plain", SUMMARY, stream=stream)
+    console.on_finish(FinishInfo(5, "StallError: nothing moved", 3.0, error=RuntimeError("x")))
+    assert stream.getvalue() == "failed at version 5 after 0:03: StallError: nothing moved\n"
+
+
+def test_the_live_display_shows_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream, clock = Terminal(), Clock()
+    tell_a_run(make_console("rich", SUMMARY, stream=stream, clock=clock), clock)
+    shown = stream.getvalue()
+    for text in (
+        "cartpole · ppo · CartPole-v1 · processes × 4 · k = 1",
+        *("11/100", "11%", "0:46 left", "228.9", "231.4", "500.0", "eval of 8", "48.2k", "bound k = 1"),
+        *("collect 4%", "train 31%", "collecting holds training up", "3/4 alive", "2 restarts", "saved at 9"),
+        *("killed [by hand]", "mind the [gap]", "finished at version 11"),
+    ):
+        assert text in shown
+
+
+def test_the_live_display_is_drawn_at_most_four_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream, clock = Terminal(), Clock()
+    console = make_console("rich", SUMMARY, stream=stream, clock=clock)
+    console.on_start(RunInfo(SUMMARY, stop=print))
+    drawn = []
+    for version in range(1, 41):
+        before = len(stream.getvalue())
+        console.on_round(RoundInfo(version, METRICS))
+        drawn.append(len(stream.getvalue()) > before)
+        clock.now_s += 0.0625
+    console.on_finish(FinishInfo(40, "done", 1.0))
+    assert drawn == [True, False, False, False] * 10
+
+
+def test_a_slow_terminal_gets_fewer_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    clock = Clock()
+
+    class Slow(Terminal):
+        def write(self, text: str) -> int:
+            clock.now_s += 0.0625
+            return super().write(text)
+
+    stream = Slow()
+    console = make_console("rich", SUMMARY, stream=stream, clock=clock)
+    console.on_start(RunInfo(SUMMARY, stop=print))
+    console.on_round(RoundInfo(1, METRICS))
+    before = stream.getvalue()
+    clock.now_s += 5.0
+    console.on_round(RoundInfo(2, METRICS))
+    assert stream.getvalue() == before
+    console.on_finish(FinishInfo(2, "done", 1.0))
+
+
+def test_the_preview_is_a_picture(tmp_path: Path) -> None:
+    svg = preview(tmp_path / "preview.svg")
+    assert (tmp_path / "preview.svg").read_text(encoding="utf-8") == svg
+    root = ElementTree.fromstring(svg)
+    assert root.tag.endswith("svg")
+    assert "CartPole" in "".join(root.itertext())
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (compact(7.0), "7"),
+        (compact(999.0), "999"),
+        (compact(999.99), "1.0k"),
+        (compact(48_200.0), "48.2k"),
+        (compact(-2.5e6), "-2.5M"),
+        (compact(3e9), "3.0G"),
+        (compact(math.nan), "–"),
+        (size(12.0), "12 B"),
+        (size(999_600.0), "1 MB"),
+        (size(6.4e8), "640 MB"),
+        (size(2.5e9), "2.5 GB"),
+        (share(0.314), "31%"),
+        (share(math.nan), "–"),
+        (duration(59.4), "0:59"),
+        (duration(59.6), "1:00"),
+        (duration(3723.0), "1:02:03"),
+        (duration(math.inf), "–"),
+        (plain(1.25, 2), "1.25"),
+        (sparkline([], 8), ""),
+        (sparkline([1.0, math.nan], 8), ""),
+        (sparkline([0.0, 1.0, 0.5, math.nan], 8), "▁█▅"),
+        (sparkline([2.0, 2.0], 8), "▁▁"),
+        (sparkline([float(i) for i in range(100)], 8), "▁▂▃▄▅▆▇█"),
+        (fill("{a:1} {b} {c:%} {d} {d:k}", {"a": 1, "b": "word", "c": 0.5}), "1.0 word 50% – –"),
+    ],
+)
+def test_numbers_as_people_read_them(shown: str, expected: str) -> None:
+    assert shown == expected
+
+
+def test_a_name_that_repeats_the_algorithm_is_said_once() -> None:
+    stream = io.StringIO()
+    summary = RunSummary("ppo", "ppo", "", "inline", 1, 10, -1)
+    make_console("plain", summary, stream=stream).on_start(RunInfo(summary, stop=print))
+    assert stream.getvalue() == "ppo · inline × 1 · k = auto\n"

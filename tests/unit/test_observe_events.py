@@ -1,0 +1,144 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from offbeat.errors import CheckpointError, OffbeatError
+from offbeat.observe import EventLog, ScheduleLog, read_events, read_rounds, read_schedule
+
+
+def test_events_come_back_in_order_with_kind_and_time(tmp_path: Path) -> None:
+    times = iter([1000.25, 1001.0])
+    log = EventLog(tmp_path / "run" / "events.jsonl", clock=lambda: next(times))
+    log.append("start", {"seed": 3})
+    log.append("finish")
+    log.close()
+    log.close()
+    assert read_events(tmp_path / "run" / "events.jsonl") == [
+        {"kind": "start", "time": 1000.25, "seed": 3},
+        {"kind": "finish", "time": 1001.0},
+    ]
+
+
+def test_values_that_json_does_not_know_become_plain(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl", clock=lambda: 0.0)
+    log.append(
+        "round",
+        {
+            "metrics": {
+                "a": float("nan"),
+                "b": float("-inf"),
+                "c": np.float32(0.5),
+                "d": np.int64(2),
+                3: True,
+            },
+            "path": Path("x/y"),
+            "list": (np.array([1.0, np.nan]), {1}, None),
+        },
+    )
+    text = (tmp_path / "events.jsonl").read_text()
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    (event,) = read_events(tmp_path / "events.jsonl")
+    assert event["metrics"] == {"a": None, "b": None, "c": 0.5, "d": 2, "3": True}
+    assert (event["path"], event["list"]) == ("x/y", [[1.0, None], [1], None])
+
+
+def test_a_torn_last_line_is_passed_over_and_cut_off_by_the_next_writer(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"kind":"start","time":0}\n{"kind":"rou')
+    assert [event["kind"] for event in read_events(path)] == ["start"]
+    EventLog(path, clock=lambda: 1.0).append("resume")
+    assert [event["kind"] for event in read_events(path)] == ["start", "resume"]
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"kind":"start"}\n\0\0\0\n{"kind":"finish"}\n')
+    with pytest.raises(OffbeatError, match=r"events.jsonl:2 .*delete that line"):
+        read_events(path)
+
+
+def test_a_missing_journal_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(OffbeatError, match="directory of a run"):
+        read_events(tmp_path / "events.jsonl")
+
+
+def test_rounds_trained_again_after_a_resume_count_once(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    for version, attempt in [(1, 0), (2, 0), (3, 0), (4, 0)]:
+        log.append("round", {"version": version, "attempt": attempt})
+    log.append("eval", {"version": 2})
+    log.append("resume", {"version": 1})
+    for version in (2, 3):
+        log.append("round", {"version": version, "attempt": 1})
+    rounds = read_rounds(tmp_path / "events.jsonl")
+    assert [(record["version"], record["attempt"]) for record in rounds] == [(1, 0), (2, 1), (3, 1)]
+
+
+def test_rounds_are_sorted_and_the_last_record_wins_without_a_resume_event(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    for version, attempt in [(2, 0), (1, 0), (2, 1)]:
+        log.append("round", {"version": version, "attempt": attempt})
+    assert [(record["version"], record["attempt"]) for record in read_rounds(path)] == [(1, 0), (2, 1)]
+
+
+KILLED = """
+import os, signal, sys
+from offbeat.observe import EventLog
+log = EventLog(sys.argv[1])
+for version in range(5):
+    log.append("round", {"version": version})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_run_keeps_what_it_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(path)], env=environment, timeout=120, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert [record["version"] for record in read_rounds(path)] == [0, 1, 2, 3, 4]
+
+
+def test_a_schedule_goes_back_to_where_a_checkpoint_was_taken(tmp_path: Path) -> None:
+    path = tmp_path / "schedule.jsonl"
+    log = ScheduleLog(path)
+    log.append({"train": 0, "tickets": [0, 1], "seed": 2**63 - 1})
+    offset = log.offset()
+    assert offset == path.stat().st_size
+    log.append({"train": 1})
+    log.close()
+    resumed = ScheduleLog(path)
+    resumed.truncate(offset)
+    assert resumed.offset() == offset
+    resumed.append({"train": 1, "again": True})
+    assert read_schedule(path) == [
+        {"train": 0, "tickets": [0, 1], "seed": 2**63 - 1},
+        {"train": 1, "again": True},
+    ]
+
+
+@pytest.mark.parametrize("offset", [-1, 10_000])
+def test_a_schedule_shorter_than_the_checkpoint_knows_is_refused(tmp_path: Path, offset: int) -> None:
+    log = ScheduleLog(tmp_path / "schedule.jsonl")
+    log.append({"train": 0})
+    with pytest.raises(CheckpointError, match="offbeat train"):
+        log.truncate(offset)
+    assert read_schedule(tmp_path / "schedule.jsonl") == [{"train": 0}]
+
+
+def test_each_line_is_one_object(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    log.append("notice", {"text": "two\nlines"})
+    log.append("notice", {"text": "ü"})
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["text"] for line in lines] == ["two\nlines", "ü"]
