@@ -7,7 +7,7 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import nn
 
-from offbeat.errors import CheckpointError
+from offbeat.errors import CheckpointError, ConfigError
 from offbeat.models.actor import initial_memory, make_actor
 from offbeat.models.flat import FlatParameters
 from offbeat.models.mlp import MLP
@@ -150,6 +150,11 @@ def test_convolutions_read_either_channel_order():
 )
 def test_auto_takes_convolutions_for_images(space, kind):
     assert network_spec(NetworkConfig(), space, Discrete(2)).kind == kind
+
+
+def test_convolutions_need_an_image():
+    with pytest.raises(ConfigError, match=r"shape \(3,\).*mlp"):
+        network_spec(NetworkConfig(kind="cnn"), FLOATS, Discrete(2))
 
 
 def test_observations_are_stored_small_and_read_as_floats():

@@ -9,6 +9,7 @@ import gymnasium
 from pydantic import Field
 
 from offbeat.config.models import Section
+from offbeat.errors import ConfigError
 from offbeat.models.actions import Actions, action_head
 from offbeat.models.observations import Normalizer, ObservationSpec, encode, observation_spec
 from offbeat.types import Array
@@ -72,10 +73,17 @@ def network_spec(
     """Fit the configured network to an environment's spaces."""
     observation = observation_spec(observation_space)
     kind: NetworkKind = config.kind if config.kind != "auto" else _default_kind(observation)
+    if kind == "cnn" and not _is_image(observation.shape):
+        raise ConfigError(
+            f"network.kind is cnn, and observations have shape {observation.shape}: no image of at least"
+            f" {MIN_IMAGE_SIDE} x {MIN_IMAGE_SIDE} with channels; set network.kind to mlp or gru"
+        )
     return NetworkSpec(kind, config.hidden, config.activation, observation, action_head(action_space))
 
 
 def _default_kind(observation: ObservationSpec) -> NetworkKind:
-    shape = observation.shape
-    is_image = len(shape) == 3 and sorted(shape)[1] >= MIN_IMAGE_SIDE
-    return "cnn" if is_image else "mlp"
+    return "cnn" if _is_image(observation.shape) else "mlp"
+
+
+def _is_image(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 3 and sorted(shape)[1] >= MIN_IMAGE_SIDE

@@ -24,7 +24,7 @@ class PPOConfig(AlgorithmConfig):
 
     name: str = Field("ppo", description="Which algorithm trains; `ppo` here.")
     num_steps: int = Field(
-        128, ge=1, description="Steps of each environment in a segment. Default of CleanRL."
+        128, ge=2, description="Steps of each environment in a segment. Default of CleanRL."
     )
     num_epochs: int = Field(4, ge=1, description="Passes over a round's samples. Default of CleanRL.")
     minibatch_size: int = Field(

@@ -15,7 +15,7 @@ from offbeat.algorithms.ppo.policy import environment_spec
 from offbeat.algorithms.ppo.rounds import Floats, Round, compute_targets
 from offbeat.config.models import RunConfig
 from offbeat.errors import TrainError
-from offbeat.models.flat import FlatParameters
+from offbeat.models.flat import FlatAdam, FlatParameters
 from offbeat.models.likelihood import likelihood
 from offbeat.models.networks import CRITIC_PREFIX, Evaluation, make_network
 from offbeat.models.observations import Normalizer, encode
@@ -61,6 +61,7 @@ class Progress:
             "learn/clip_fraction": float(np.mean(is_clipped)),
             "learn/grad_norm": float(np.mean(self.grad_norms)),
             "learn/num_epochs": float(self.num_epochs),
+            "learn/gradient_steps": float(len(self.losses)),
         }
 
 
@@ -78,9 +79,7 @@ class PPOLearner:
         generator = torch.Generator().manual_seed(derive_seed(seed, "init"))
         self._network = make_network(spec, generator).to(self._device)
         self._parameters = FlatParameters(self._network)
-        self._optimizer = torch.optim.Adam(
-            [self._parameters.flat], lr=config.lr, eps=config.adam_eps, fused=True
-        )
+        self._optimizer = FlatAdam(self._parameters, eps=config.adam_eps)
         self._obs_moments = Moments.empty((spec.observation.num_features,))
         self._return_moments = Moments.empty()
         self._version = 0
@@ -91,11 +90,7 @@ class PPOLearner:
         """Train on the batch's segments; return the round's metrics."""
         config = self._config
         raw = Round.of(batch.segments)
-        if spoilt := raw.non_finite():
-            raise TrainError(
-                f"round {batch.version} was not trained: its segments hold NaN or infinity in"
-                f" {', '.join(spoilt)}; check the environment"
-            )
+        _refuse_non_finite(raw, batch.version)
         data = self._prepare(raw)
         needs_prox = config.correction != "gae" or any(batch.staleness())
         values, outputs = judge(self._network, data, self._device, with_outputs=needs_prox)
@@ -133,7 +128,6 @@ class PPOLearner:
     def _optimise(self, loader: Loader, version: int) -> Progress:
         config, progress = self._config, Progress()
         order = np.random.default_rng(derive_seed(self._seed, "learn", version))
-        self._optimizer.param_groups[0]["lr"] = config.lr_at(version)
         for _ in range(config.num_epochs):
             first = len(progress.log_ratios)
             for minibatch in loader.epoch(order):
@@ -160,7 +154,7 @@ class PPOLearner:
             )
         if norm > self._config.max_grad_norm:
             grad.mul_(self._config.max_grad_norm / norm)
-        self._optimizer.step()
+        self._optimizer.step(self._config.lr_at(version))
         progress.losses.append(loss)
         progress.grad_norms.append(norm)
 
@@ -201,7 +195,7 @@ class PPOLearner:
         return {
             "version": self._version,
             "parameters": self._parameters.arrays(),
-            "adam": self._parameters.adam_state(self._optimizer),
+            "adam": self._optimizer.state_dict(),
             "obs_moments": self._obs_moments.state_dict(),
             "return_moments": self._return_moments.state_dict(),
         }
@@ -210,7 +204,7 @@ class PPOLearner:
         """Go on from a saved state."""
         self._version = int(state["version"])
         self._parameters.load(state["parameters"])
-        self._parameters.load_adam_state(self._optimizer, state["adam"])
+        self._optimizer.load_state_dict(state["adam"])
         self._obs_moments = Moments.from_state(state["obs_moments"])
         self._return_moments = Moments.from_state(state["return_moments"])
 
@@ -224,6 +218,14 @@ def make_learner(config: RunConfig) -> PPOLearner:
     """Make the learner of a run in the calling process, which then uses ``runtime.torch_threads`` threads."""
     torch.set_num_threads(config.runtime.torch_threads)
     return PPOLearner(ppo_config(config), environment_spec(config), seed=config.run.seed)
+
+
+def _refuse_non_finite(data: Round, version: int) -> None:
+    if names := data.non_finite():
+        raise TrainError(
+            f"round {version} was not trained: its segments hold NaN or infinity in {', '.join(names)};"
+            " check the environment"
+        )
 
 
 def _staleness_metrics(log_ratios: Floats) -> Metrics:

@@ -1,0 +1,295 @@
+"""The coordinator, step by step: tickets, rounds, losses, lanes, the dial."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from offbeat.errors import ConfigError, PromiseBroken
+from offbeat.pacing import AUTO, Counts
+from offbeat.pacing.deadlines import BoundBroken
+from offbeat.pacing.messages import (
+    Clock,
+    DialTurned,
+    Finish,
+    Issue,
+    LaneLost,
+    LaneReady,
+    Publish,
+    Published,
+    RoundTrained,
+    SegmentArrived,
+    SegmentDropped,
+    Signals,
+    Train,
+)
+from offbeat.seeding import derive_seed
+from offbeat.types import Ticket
+
+from .pacing_steps import arrive, begin, end_round, make, of_type, tickets
+
+
+def ticket(number: int, lane: int, version: int, degree: int = 0, attempt: int = 0) -> Ticket:
+    seed = derive_seed(0, "collect", number)
+    return Ticket(number, lane, version, version + degree, seed, attempt)
+
+
+# ---------------------------------------------------------------- k = 0
+
+
+def test_zero_is_one_fixed_sequence() -> None:
+    coordinator = make(rounds=2, segments_per_round=2, num_lanes=2)
+    assert coordinator.start(0.0) == [Publish(0)]
+    assert coordinator.handle(LaneReady(1), 0.0) == []
+    assert coordinator.handle(LaneReady(0), 0.0) == []
+    assert coordinator.handle(Published(0), 0.0) == [Issue(ticket(0, 0, 0)), Issue(ticket(1, 1, 0))]
+    assert coordinator.handle(SegmentArrived(1, 0), 0.0) == []
+    assert coordinator.handle(SegmentArrived(0, 0), 0.0) == [Train(0, (0, 1), 0)]
+    assert coordinator.handle(RoundTrained(1), 0.0) == [Publish(1)]
+    assert coordinator.handle(Published(1), 0.0) == [Issue(ticket(2, 0, 1)), Issue(ticket(3, 1, 1))]
+    assert coordinator.handle(SegmentArrived(2, 1), 0.0) == []
+    assert coordinator.handle(SegmentArrived(3, 1), 0.0) == [Train(1, (2, 3), 0)]
+    assert coordinator.handle(RoundTrained(2), 0.0) == [Publish(2), Finish("all rounds trained")]
+    assert coordinator.finished
+    assert coordinator.counts() == Counts(issued=4, running=0, ready=0, trained=4, dropped=0, lost=0)
+
+
+def test_at_zero_a_ticket_waits_for_its_own_lane() -> None:
+    coordinator = make(segments_per_round=4, num_lanes=2)
+    coordinator.start(0.0)
+    coordinator.handle(LaneReady(0), 0.0)
+    assert [t.lane for t in tickets(coordinator.handle(Published(0), 0.0))] == [0]
+    assert [t.lane for t in tickets(coordinator.handle(LaneReady(1), 0.0))] == [1, 0, 1]
+
+
+def test_above_zero_a_busy_lane_is_passed_over() -> None:
+    coordinator = make(segments_per_round=4, num_lanes=2, off_policy_degree=1)
+    assert [t.lane for t in tickets(begin(coordinator))] == [0, 1]
+    assert [t.lane for t in tickets(arrive(coordinator, 1))] == [1]
+    assert [t.lane for t in tickets(arrive(coordinator, 2))] == [1]
+    assert [t.lane for t in tickets(arrive(coordinator, 0))] == [0]
+
+
+# ---------------------------------------------------------------- deadlines
+
+
+def test_a_straggler_makes_training_wait_when_its_round_has_come() -> None:
+    coordinator = make(num_lanes=2, off_policy_degree=1)
+    assert tickets(begin(coordinator)) == [ticket(0, 0, 0, 1), ticket(1, 1, 0, 1)]
+    assert of_type(arrive(coordinator, 0), Train) == [Train(0, (0,), 1)]
+    assert tickets(end_round(coordinator)) == [ticket(2, 0, 1, 1)]
+    assert of_type(arrive(coordinator, 2), Train) == []
+    assert "ticket 1 on collector 1" in coordinator.waiting_for()
+    assert of_type(arrive(coordinator, 1), Train) == [Train(1, (1,), 1)]
+
+
+def test_collection_goes_at_most_k_rounds_ahead() -> None:
+    coordinator = make(segments_per_round=2, num_lanes=9, off_policy_degree=2)
+    assert len(tickets(begin(coordinator))) == 6
+    assert coordinator.lag() == 3.0
+
+
+def test_older_weights_leave_less_room() -> None:
+    coordinator = make(num_lanes=9, off_policy_degree=2, publish_interval=3)
+    assert len(tickets(begin(coordinator))) == 3
+    arrive(coordinator, 0)
+    assert tickets(end_round(coordinator, publish=False)) == []
+    assert coordinator.published == 0
+
+
+def test_a_segment_of_newer_weights_is_welcome() -> None:
+    coordinator = make(num_lanes=2, off_policy_degree=1)
+    begin(coordinator)
+    arrive(coordinator, 0)
+    end_round(coordinator)
+    actions = coordinator.handle(SegmentArrived(1, 1), 0.0)
+    assert of_type(actions, Train) == [Train(1, (1,), 1)]
+
+
+def test_a_segment_older_than_its_ticket_allows_is_never_trained() -> None:
+    coordinator = make()
+    begin(coordinator)
+    arrive(coordinator, 0)
+    end_round(coordinator)
+    with pytest.raises(BoundBroken, match="round 1 would train ticket 1 of version 0 with deadline 1"):
+        coordinator.handle(SegmentArrived(1, 0), 0.0)
+
+
+def test_the_first_round_waits_for_min_batch_count() -> None:
+    coordinator = make(num_lanes=4, off_policy_degree=3, min_segments=3)
+    begin(coordinator)
+    assert of_type(arrive(coordinator, 0, 1), Train) == []
+    assert of_type(arrive(coordinator, 2), Train) == [Train(0, (0,), 3)]
+    assert of_type(end_round(coordinator), Train) == [Train(1, (1,), 3)]
+
+
+def test_the_first_round_does_not_wait_for_what_a_lowered_dial_forbids() -> None:
+    coordinator = make(off_policy_degree=3, min_segments=3)
+    begin(coordinator)
+    coordinator.handle(DialTurned(0), 0.0)
+    assert of_type(arrive(coordinator, 0, 1), Train) == [Train(0, (1,), 0)]
+
+
+def test_the_first_round_does_not_wait_for_more_than_the_run_has() -> None:
+    coordinator = make(rounds=2, num_lanes=4, off_policy_degree=3, min_segments=4)
+    assert len(tickets(begin(coordinator))) == 2
+    assert of_type(arrive(coordinator, 0, 1), Train) == [Train(0, (0,), 3)]
+
+
+def test_max_queue_size_limits_what_is_outstanding() -> None:
+    coordinator = make(num_lanes=9, off_policy_degree=5, max_outstanding=2)
+    assert len(tickets(begin(coordinator))) == 2
+    actions = arrive(coordinator, 0)
+    assert (len(of_type(actions, Train)), len(tickets(actions))) == (1, 1)
+
+
+# ---------------------------------------------------------------- losses
+
+
+def test_a_lost_ticket_is_issued_again_on_its_lane_with_newest_weights_and_its_old_deadline() -> None:
+    coordinator = make(num_lanes=2, off_policy_degree=1)
+    _, lost = tickets(begin(coordinator))
+    arrive(coordinator, 0)
+    assert coordinator.handle(LaneLost(1), 0.0) == []
+    assert coordinator.counts().lost == 1
+    assert all(t.lane == 0 for t in tickets(end_round(coordinator)))
+    again = tickets(coordinator.handle(LaneReady(1), 0.0))
+    assert again == [replace(lost, version=1, attempt=1)]
+    assert again[0].deadline == 1
+
+
+def test_a_ticket_may_be_lost_again_and_again() -> None:
+    coordinator = make()
+    begin(coordinator)
+    for attempt in (1, 2, 3):
+        coordinator.handle(LaneLost(0), 0.0)
+        assert coordinator.handle(LaneReady(0), 0.0) == [Issue(ticket(0, 0, 0, attempt=attempt))]
+    assert arrive(coordinator, 0) == [Train(0, (0,), 0)]
+
+
+def test_all_tickets_in_line_on_a_lost_lane_come_back_in_order() -> None:
+    coordinator = make(segments_per_round=4, num_lanes=2)
+    begin(coordinator)
+    coordinator.handle(LaneLost(0), 0.0)
+    again = tickets(coordinator.handle(LaneReady(0), 0.0))
+    assert again == [ticket(0, 0, 0, attempt=1), ticket(2, 0, 0, attempt=1)]
+
+
+def test_a_dropped_segment_is_made_up_for() -> None:
+    coordinator = make(rounds=2, segments_per_round=2)
+    begin(coordinator)
+    arrive(coordinator, 0)
+    assert tickets(coordinator.handle(SegmentDropped(0), 0.0)) == [ticket(2, 0, 0)]
+    assert arrive(coordinator, 1, 2) == [Train(0, (1, 2), 0)]
+    assert [t.number for t in tickets(end_round(coordinator))] == [3, 4]
+
+
+# ---------------------------------------------------------------- the dial
+
+
+def test_lowering_the_dial_keeps_what_was_promised_to_issued_tickets() -> None:
+    coordinator = make(num_lanes=4, off_policy_degree=3)
+    assert [t.deadline for t in tickets(begin(coordinator))] == [3, 3, 3, 3]
+    assert coordinator.handle(DialTurned(0), 0.0) == []
+    assert coordinator.degree == 0
+    trained = [of_type(arrive(coordinator, 0), Train)[0].version]
+    for number in (1, 2):
+        assert tickets(end_round(coordinator)) == []
+        trained.append(of_type(arrive(coordinator, number), Train)[0].version)
+    assert trained == [0, 1, 2]
+
+
+def test_after_lowering_new_tickets_wait_until_the_old_ones_leave_room() -> None:
+    coordinator = make(num_lanes=2, off_policy_degree=1)
+    begin(coordinator)
+    coordinator.handle(DialTurned(0), 0.0)
+    arrive(coordinator, 0)
+    assert tickets(end_round(coordinator)) == []
+    arrive(coordinator, 1)
+    assert [t.deadline for t in tickets(end_round(coordinator))] == [2]
+
+
+def test_raising_the_dial_issues_at_once() -> None:
+    coordinator = make(num_lanes=3)
+    begin(coordinator)
+    assert [t.deadline for t in tickets(coordinator.handle(DialTurned(2), 0.0))] == [2, 2]
+
+
+def test_a_setting_the_run_cannot_keep_is_refused_and_changes_nothing() -> None:
+    coordinator = make(off_policy_degree=2, publish_interval=3)
+    begin(coordinator)
+    with pytest.raises(ConfigError, match="weight_sync_interval"):
+        coordinator.handle(DialTurned(1), 0.0)
+    assert coordinator.degree == 2
+
+
+def test_auto_moves_the_dial_from_what_rounds_measure() -> None:
+    coordinator = make(rounds=100, off_policy_degree=AUTO)
+    begin(coordinator)
+    idle = Signals(round_s=2.0, collect_idle=0.5, train_idle=0.5)
+    for number in range(20):
+        arrive(coordinator, number)
+        end_round(coordinator, signals=idle)
+        if coordinator.degree:
+            break
+    assert coordinator.degree == 1
+    coordinator.handle(DialTurned(0), 0.0)
+    assert coordinator.degree == 0
+
+
+# ---------------------------------------------------------------- pace of tickets
+
+
+def test_tickets_keep_the_issue_interval_and_ask_to_be_woken() -> None:
+    coordinator = make(num_lanes=3, off_policy_degree=4, issue_interval_s=0.5)
+    assert len(tickets(begin(coordinator, now_s=10.0))) == 1
+    assert coordinator.wake_at_s(10.0) == 10.5
+    assert coordinator.handle(Clock(), 10.4) == []
+    assert len(tickets(coordinator.handle(Clock(), 10.5))) == 1
+    assert coordinator.wake_at_s(10.5) == 11.0
+
+
+def test_nobody_is_woken_without_a_reason() -> None:
+    coordinator = make(num_lanes=3, off_policy_degree=4)
+    begin(coordinator)
+    assert coordinator.wake_at_s(0.0) is None
+
+
+# ---------------------------------------------------------------- what may not happen
+
+
+def test_a_segment_arrives_once() -> None:
+    coordinator = make(num_lanes=2, off_policy_degree=1)
+    begin(coordinator)
+    arrive(coordinator, 0)
+    with pytest.raises(PromiseBroken, match="ticket 0 cannot go"):
+        coordinator.handle(SegmentArrived(0, 0), 0.0)
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_only_the_round_that_was_begun_can_end(version: int) -> None:
+    coordinator = make()
+    begin(coordinator)
+    arrive(coordinator, 0)
+    with pytest.raises(PromiseBroken, match="round 0 was due"):
+        coordinator.handle(RoundTrained(version), 0.0)
+
+
+def test_a_round_that_was_not_begun_cannot_end() -> None:
+    coordinator = make()
+    begin(coordinator)
+    with pytest.raises(PromiseBroken, match="round 0 was due"):
+        coordinator.handle(RoundTrained(1), 0.0)
+
+
+def test_who_waits_for_whom() -> None:
+    coordinator = make()
+    coordinator.start(0.0)
+    assert "wait for version 0 to be published" in coordinator.waiting_for()
+    coordinator.handle(Published(0), 0.0)
+    assert coordinator.waiting_for() == "round 0 waits for collectors [0] to start"
+    coordinator.handle(LaneReady(0), 0.0)
+    assert "still out: ticket 0 on collector 0" in coordinator.waiting_for()
+    arrive(coordinator, 0)
+    assert coordinator.waiting_for() == "round 0 is being trained by the learner"
