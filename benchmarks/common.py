@@ -33,9 +33,12 @@ def parser(about: str | None) -> argparse.ArgumentParser:
 
 def conclude(figures: Mapping[str, Any], holds: bool, as_json: bool) -> int:
     """Say whether the bar was met, last of all; return the exit code."""
+    here = machine()
+    if here["load"] > here["cpus"]:
+        say(f"\nnote: load {here['load']} on {here['cpus']} processors; wall times suffer from that")
     say(f"\n{'holds' if holds else 'DOES NOT HOLD'}")
     if as_json:
-        say(json.dumps({**rounded(figures), "machine": machine(), "holds": holds}))
+        say(json.dumps({**rounded(figures), "machine": here, "holds": holds}))
     return 0 if holds else 1
 
 
@@ -142,14 +145,22 @@ class ProcessTree:
 
     def end(self) -> int:
         """Kill whatever is left, reap it, and return the command's exit code."""
-        for pid in _descendants():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        code = self._process.wait(timeout=30)
+        give_up_s = time.perf_counter() + 30
+        while left := _descendants():
+            if time.perf_counter() > give_up_s:
+                raise SystemExit(f"processes {sorted(left)} cannot be killed")
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._reap()
+            time.sleep(0.005)
+        return self._process.returncode
+
+    def _reap(self) -> None:
+        self._process.poll()  # first, so that the exit code is not lost to the loop below
         with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, 0)[0]:
+            while self._process.returncode is not None and os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        return code
 
     def log_tail(self, num_chars: int = 2000) -> str:
         """The end of what the command printed."""

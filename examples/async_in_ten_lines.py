@@ -26,7 +26,9 @@ def run(name, rounds):
     returns = [float(number) for number in re.findall(r"mean return ([\d.]+)", output)]
     seconds = time.perf_counter() - started_s
     best = max(returns)
-    print(f"{name:14} {len(returns)} rounds in {seconds:5.1f} s, best round {best:.0f}, last {returns[-1]:.0f}")
+    print(
+        f"{name:14} {len(returns)} rounds in {seconds:5.1f} s, best round {best:.0f}, last {returns[-1]:.0f}"
+    )
 
 
 if __name__ == "__main__":

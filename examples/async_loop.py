@@ -1,4 +1,4 @@
-"""The loop of sync_loop.py made asynchronous: `diff sync_loop.py async_loop.py` shows the lines that changed."""
+"""The loop of sync_loop.py, made asynchronous: `diff` shows the lines that changed."""
 
 import argparse
 import copy
@@ -38,7 +38,13 @@ def collect(ticket, weights):
         scores.append(rewards)
     obs, actions, logp = (np.array(column) for column in zip(*steps, strict=True))
     returns = np.concatenate([reward_to_go(rewards) for rewards in scores])
-    return {"obs": obs, "actions": actions, "logp": logp, "returns": returns, "scores": list(map(sum, scores))}
+    return {
+        "obs": obs,
+        "actions": actions,
+        "logp": logp,
+        "returns": returns,
+        "scores": list(map(sum, scores)),
+    }
 
 
 def reward_to_go(rewards, gamma=0.99):

@@ -1,4 +1,4 @@
-"""A small policy-gradient loop for CartPole: collect, train, repeat. async_loop.py is the same, asynchronous."""
+"""A small policy-gradient loop for CartPole. async_loop.py is the same, made asynchronous."""
 
 import argparse
 
@@ -33,7 +33,13 @@ def collect(seed):
         scores.append(rewards)
     obs, actions, logp = (np.array(column) for column in zip(*steps, strict=True))
     returns = np.concatenate([reward_to_go(rewards) for rewards in scores])
-    return {"obs": obs, "actions": actions, "logp": logp, "returns": returns, "scores": list(map(sum, scores))}
+    return {
+        "obs": obs,
+        "actions": actions,
+        "logp": logp,
+        "returns": returns,
+        "scores": list(map(sum, scores)),
+    }
 
 
 def reward_to_go(rewards, gamma=0.99):

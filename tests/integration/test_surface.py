@@ -10,37 +10,105 @@ from offbeat.cli.main import VERBS
 from offbeat.config.models import AsyncTrainingConfig, RunConfig
 from offbeat.observe.events import read_events, read_rounds
 
-ROUND_METRICS = """
-pace/off_policy_degree pace/collect_count pace/train_count pace/lag pace/avg_sample_age pace/max_sample_age
-pace/p95_sample_age pace/stale_samples_ratio pace/dropped_stale_samples pace/dropped_samples
-pace/collect_idle_ratio pace/train_idle_ratio pace/bottleneck pace/overlap_efficiency
-rollout/return_mean rollout/return_mean_100 rollout/length_mean rollout/steps_per_s
-rollout/total_generated_samples rollout/total_env_steps rollout/total_episodes rollout/generation_errors
-rollout/samples_by_env_min rollout/samples_by_env_max
-queue/size queue/total_produced queue/total_consumed queue/bytes
-learn/global_steps learn/processed_samples learn/samples_per_s
-weights/current_param_version weights/published_version weights/publish_lag weights/param_sync_count
-weights/param_sync_requests weights/sync_failures weights/sync_time_s
-time/round_s time/collect_s time/train_s time/publish_s time/wait_s time/elapsed_s time/eta_s
-system/rss_bytes system/cpu_percent system/gpu_mem_bytes system/workers_alive system/worker_restarts
-""".split()
+ROUND_METRICS = [
+    "pace/off_policy_degree",
+    "pace/collect_count",
+    "pace/train_count",
+    "pace/lag",
+    "pace/avg_sample_age",
+    "pace/max_sample_age",
+    "pace/p95_sample_age",
+    "pace/stale_samples_ratio",
+    "pace/dropped_stale_samples",
+    "pace/dropped_samples",
+    "pace/collect_idle_ratio",
+    "pace/train_idle_ratio",
+    "pace/bottleneck",
+    "pace/overlap_efficiency",
+    "rollout/return_mean",
+    "rollout/return_mean_100",
+    "rollout/length_mean",
+    "rollout/steps_per_s",
+    "rollout/total_generated_samples",
+    "rollout/total_env_steps",
+    "rollout/total_episodes",
+    "rollout/generation_errors",
+    "rollout/samples_by_env_min",
+    "rollout/samples_by_env_max",
+    "queue/size",
+    "queue/total_produced",
+    "queue/total_consumed",
+    "queue/bytes",
+    "learn/global_steps",
+    "learn/processed_samples",
+    "learn/samples_per_s",
+    "weights/current_param_version",
+    "weights/published_version",
+    "weights/publish_lag",
+    "weights/param_sync_count",
+    "weights/param_sync_requests",
+    "weights/sync_failures",
+    "weights/sync_time_s",
+    "time/round_s",
+    "time/collect_s",
+    "time/train_s",
+    "time/publish_s",
+    "time/wait_s",
+    "time/elapsed_s",
+    "time/eta_s",
+    "system/rss_bytes",
+    "system/cpu_percent",
+    "system/gpu_mem_bytes",
+    "system/workers_alive",
+    "system/worker_restarts",
+]
 
-PPO_METRICS = """
-learn/loss learn/policy_loss learn/value_loss learn/entropy learn/approx_kl learn/clip_fraction
-learn/grad_norm learn/num_epochs learn/learning_rate learn/explained_variance learn/ess
-learn/behaviour_kl learn/first_ratio_max_dev learn/gradient_steps
-""".split()
+PPO_METRICS = [
+    "learn/loss",
+    "learn/policy_loss",
+    "learn/value_loss",
+    "learn/entropy",
+    "learn/approx_kl",
+    "learn/clip_fraction",
+    "learn/grad_norm",
+    "learn/num_epochs",
+    "learn/learning_rate",
+    "learn/explained_variance",
+    "learn/ess",
+    "learn/behaviour_kl",
+    "learn/first_ratio_max_dev",
+    "learn/gradient_steps",
+]
 
-EVAL_METRICS = """
-eval/return_mean eval/return_std eval/return_min eval/return_max eval/length_mean eval/episodes
-eval/version eval/time_s eval/skipped
-""".split()
+EVAL_METRICS = [
+    "eval/return_mean",
+    "eval/return_std",
+    "eval/return_min",
+    "eval/return_max",
+    "eval/length_mean",
+    "eval/episodes",
+    "eval/version",
+    "eval/time_s",
+    "eval/skipped",
+]
 
-DIAL = """
-off_policy_degree auto_max enable_async_eval weight_sync_interval staleness_threshold max_staleness_allowed
-max_queue_size min_batch_count batch_timeout generation_timeout batch_generation_interval max_sync_retries
-sync_timeout sync_retry_delay enable_async_debug_log
-""".split()
+DIAL = [
+    "off_policy_degree",
+    "auto_max",
+    "enable_async_eval",
+    "weight_sync_interval",
+    "staleness_threshold",
+    "max_staleness_allowed",
+    "max_queue_size",
+    "min_batch_count",
+    "batch_timeout",
+    "generation_timeout",
+    "batch_generation_interval",
+    "max_sync_retries",
+    "sync_timeout",
+    "sync_retry_delay",
+    "enable_async_debug_log",
+]
 
 
 def test_metrics_of_a_run(small_run: Callable[..., Any]) -> None:

@@ -12,22 +12,13 @@ from pydantic import Field, ValidationError
 
 import offbeat
 from offbeat import algorithms
-from offbeat.config import (
-    AlgorithmConfig,
-    ConfigProblems,
-    EnvConfig,
-    Problem,
-    RecipeBook,
-    RunConfig,
-    Section,
-    describe,
-    dump_yaml,
-    load_config,
-)
-from offbeat.config.errors import did_you_mean
+from offbeat.config.errors import ConfigProblems, Problem, did_you_mean
 from offbeat.config.fields import allowed
 from offbeat.config.layers import parse_value
-from offbeat.config.plan import plan, remarks, staleness_bound
+from offbeat.config.loader import dump_yaml, load_config
+from offbeat.config.models import AlgorithmConfig, EnvConfig, RunConfig, Section
+from offbeat.config.plan import describe, plan, remarks, staleness_bound
+from offbeat.config.recipes import RecipeBook
 from offbeat.config.reference import render, shipped_algorithms
 from offbeat.errors import ConfigError
 

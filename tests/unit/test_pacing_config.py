@@ -28,7 +28,10 @@ def config(**changes: Any) -> PaceConfig:
         ({"publish_interval": 2}, "weight_sync_interval to at most 1, or raise off_policy_degree"),
         ({"publish_interval": 2, "off_policy_degree": AUTO}, "weight_sync_interval to at most 1"),
         ({"off_policy_degree": 3, "publish_interval": 5}, "needs off_policy_degree >= 4, not 3"),
-        ({"off_policy_degree": 3, "max_staleness": 2}, "off_policy_degree 3 is above max_staleness_allowed 2"),
+        (
+            {"off_policy_degree": 3, "max_staleness": 2},
+            "off_policy_degree 3 is above max_staleness_allowed 2",
+        ),
         ({"off_policy_degree": AUTO, "max_staleness": 2}, "auto_max 8 is above max_staleness_allowed 2"),
         ({"max_outstanding": 3}, "raise max_queue_size, or lower segments_per_round$"),
         ({"min_segments": 5}, "min_batch_count 5 can never be met"),

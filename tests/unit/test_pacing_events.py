@@ -6,6 +6,7 @@ import json
 
 from offbeat.pacing import AUTO, Coordinator
 from offbeat.pacing.messages import (
+    Action,
     Checkpoint,
     Clock,
     DialTurned,
@@ -26,10 +27,10 @@ from offbeat.pacing.messages import (
 from .pacing_steps import arrive, begin, end_round, lanes_up, make, of_type, tickets
 
 
-def next_round(coordinator: Coordinator, now_s: float = 0.0) -> list[object]:
+def next_round(coordinator: Coordinator, now_s: float = 0.0) -> list[Action]:
     """Collect and train one round of a run with one segment a round at k = 0."""
     arrive(coordinator, len(coordinator.ledger) - 1, now_s=now_s)
-    return list(end_round(coordinator, now_s))
+    return end_round(coordinator, now_s)
 
 
 # ---------------------------------------------------------------- publishing
@@ -279,7 +280,8 @@ def test_what_was_running_is_lost_and_what_was_ready_is_not() -> None:
     assert lanes_up(after) == []
     actions = after.handle(Published(1), 0.0)
     assert of_type(actions, Train) == [Train(1, (1,), 2)]
-    assert [(t.number, t.version, t.deadline, t.attempt) for t in tickets(actions)][0] == (2, 1, 2, 1)
+    again = tickets(actions)[0]
+    assert (again.number, again.version, again.deadline, again.attempt) == (2, 1, 2, 1)
 
 
 def test_segments_that_were_not_saved_are_collected_again() -> None:

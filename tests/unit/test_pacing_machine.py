@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -197,7 +198,7 @@ class AnyOrder(RuleBasedStateMachine):
     def things_go_on(self, steps: int, pick: int) -> None:
         """Several events of a run without faults, so that later rounds are reached."""
         for step in range(steps):
-            possible = [
+            possible: list[tuple[bool, Callable[[], None]]] = [
                 (self.up != set(range(self.config.num_lanes)), lambda: self.lane_comes_up(pick)),
                 (bool(self.running), lambda: self.segment_arrives(pick, newer=False)),
                 (self.training is not None, lambda: self.round_ends(0.2, 0.3, None)),
@@ -213,10 +214,14 @@ class AnyOrder(RuleBasedStateMachine):
         if self.config.publish_interval <= degree + 1:
             self.tell(DialTurned(degree))
 
-    @precondition(lambda self: set(self.ready) - set(self.training.tickets if self.training else ()))
+    def waiting_to_be_trained(self) -> list[int]:
+        training = self.training.tickets if self.training else ()
+        return sorted(set(self.ready) - set(training))
+
+    @precondition(lambda self: bool(self.waiting_to_be_trained()))
     @rule(pick=picks)
     def segment_is_dropped(self, pick: int) -> None:
-        free = sorted(set(self.ready) - set(self.training.tickets if self.training else ()))
+        free = self.waiting_to_be_trained()
         number = free[pick % len(free)]
         del self.ready[number]
         self.dropped.add(number)

@@ -1,0 +1,213 @@
+"""The simulator: random schedules hold, it is repeatable, and it finds what is broken on purpose."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from offbeat.pacing import Coordinator, PaceConfig
+from offbeat.pacing.books import BOUND, CONSERVATION, CONTRACT, DEADLOCK, KINDS
+from offbeat.pacing.messages import Action, Issue
+from offbeat.pacing.schedules import Faults, Schedule, draw_schedule
+from offbeat.pacing.simulate import (
+    RULES,
+    Report,
+    Simulation,
+    main,
+    no_rule,
+    pipeline_figures,
+    run_many,
+    run_schedule,
+)
+
+
+def run(make: Any, schedules: int = 150) -> Report:
+    report = Report()
+    for seed in range(schedules):
+        report.add(run_schedule(draw_schedule(seed), make))
+    return report
+
+
+# ---------------------------------------------------------------- the promises hold
+
+
+def test_random_schedules_hold_and_nothing_is_left_untried() -> None:
+    report = run_many(1500, seed=1)
+    assert report.failures == []
+    assert report.holds
+    untried = [name for name, count in report.as_dict().items() if count == 0]
+    assert sorted(untried) == sorted([*KINDS, "dropped"])
+
+
+def test_schedules_are_as_wild_as_promised() -> None:
+    schedules = [draw_schedule(seed) for seed in range(1000)]
+    configs = [schedule.config for schedule in schedules]
+    assert {config.off_policy_degree for config in configs} == set(range(-1, 9))
+    assert {config.mode for config in configs} == {"stream", "replay"}
+    assert any(config.publish_interval == config.off_policy_degree + 1 > 3 for config in configs)
+    assert any(config.max_outstanding == config.segments_per_round for config in configs)
+    assert any(config.min_segments > config.segments_per_round for config in configs)
+    assert any(max(s.collect_s) >= 9.9 * min(s.collect_s) for s in schedules)
+    assert any(s.faults.loss > 0.4 for s in schedules)
+    assert any(s.faults.stop_at_s is not None and s.faults.resume_after_stop for s in schedules)
+    assert any(degree == -1 for s in schedules for _, degree in s.dial_turns)
+
+
+def test_the_same_seed_gives_the_same_totals_in_one_process_or_two() -> None:
+    assert run_many(60, seed=3).as_dict() == run_many(60, seed=3, processes=2).as_dict()
+
+
+def test_giving_up_on_publishing_ends_in_failure() -> None:
+    config = PaceConfig(rounds=5, segments_per_round=1, max_publish_retries=2)
+    simulation = Simulation(Schedule(config, 0, (1.0,), faults=Faults(publish_breaks_at=3)))
+    simulation.run()
+    assert simulation.finish is not None
+    assert simulation.finish.failed
+    assert simulation.totals["publish_failures"] == 3
+
+
+def test_the_pipeline_limit_is_reached_from_one_on() -> None:
+    figures = pipeline_figures()
+    assert figures["k=0"] == pytest.approx(2.0, rel=0.01)
+    assert figures["k=1"] == pytest.approx(1.0, rel=0.01)
+    assert figures["k=2"] == pytest.approx(1.0, rel=0.01)
+
+
+# ---------------------------------------------------------------- broken on purpose
+
+
+@pytest.mark.parametrize("rule", ["lag", "none"])
+def test_any_other_rule_breaks_the_bound(rule: str) -> None:
+    report = run_many(150, rule=rule)
+    assert report.totals[BOUND] > 0
+    assert not report.holds
+
+
+def test_the_usual_rule_breaks_on_one_straggler() -> None:
+    """Ticket 1 crawls on lane 1 while lane 0 keeps the lag small: its deadline passes unseen."""
+    config = PaceConfig(rounds=9, segments_per_round=2, num_lanes=2, off_policy_degree=1)
+    schedule = Schedule(config, 0, collect_s=(1.0, 5.0))
+    assert run_schedule(schedule).holds
+    report = run_schedule(schedule, lambda config: Coordinator(config, RULES["lag"]))
+    assert report.totals[BOUND] == 1
+    assert report.failures[0].endswith("round 2 would train ticket 1 of version 0 with deadline 1")
+
+
+class WithoutAssertion(Coordinator):
+    """Admits anything and does not look at what it trains."""
+
+    def __init__(self, config: PaceConfig) -> None:
+        super().__init__(config, no_rule)
+
+    def _assert_bound(self, chosen: tuple[int, ...]) -> None:
+        pass
+
+
+class Forgetful(Coordinator):
+    """Never issues a lost ticket again."""
+
+    def _reissue_lost(self, actions: list[Action]) -> None:
+        pass
+
+
+class Renewing(Coordinator):
+    """Gives a lost ticket a new deadline."""
+
+    def _reissue_lost(self, actions: list[Action]) -> None:
+        super()._reissue_lost(actions)
+        for number, action in enumerate(actions):
+            if isinstance(action, Issue):
+                ticket = action.ticket
+                actions[number] = Issue(replace(ticket, deadline=ticket.version + self.degree))
+
+
+class Repeating(Coordinator):
+    """Trains one segment several times."""
+
+    def _choose_stream(self) -> tuple[int, ...] | None:
+        chosen = super()._choose_stream()
+        return None if chosen is None else chosen[:1] * len(chosen)
+
+
+class Optimistic(Coordinator):
+    """Thinks that a dead collector's tickets go on running."""
+
+    def _lane_lost(self, lane: int) -> None:
+        self._up.discard(lane)
+
+
+class Hasty(Coordinator):
+    """At k = 0 goes on collecting for a replay while the learner trains."""
+
+    def _in_lockstep(self) -> bool:
+        return True
+
+
+class Deaf(Coordinator):
+    """Forgets to try a failed publish again."""
+
+    def _publish_failed(self, version: int, reason: str, now_s: float) -> None:
+        super()._publish_failed(version, reason, now_s)
+        self._publishing.retry_at_s = None
+
+
+@pytest.mark.parametrize(
+    ("broken", "kind"),
+    [
+        (WithoutAssertion, BOUND),
+        (Hasty, BOUND),
+        (Forgetful, DEADLOCK),
+        (Deaf, DEADLOCK),
+        (Repeating, CONSERVATION),
+        (Optimistic, CONSERVATION),
+        (Renewing, CONTRACT),
+    ],
+)
+def test_the_books_find_a_broken_coordinator(broken: type[Coordinator], kind: str) -> None:
+    found = run(broken).totals
+    assert found[kind] > 0
+
+
+# ---------------------------------------------------------------- command line
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return result
+
+
+def test_prints_one_json_object_and_says_that_all_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--schedules", "30", "--seed", "2", "--processes", "1", "--json"]) == 0
+    result = last_line(capsys)
+    assert (result["schedules"], result["holds"], result["deadlocks"]) == (30, True, 0)
+    named = {"bound_violations", "conservation_violations", "dropped", "rounds", "segments", "lost"}
+    named |= {"reissued", "publish_failures", "dial_turns", "evaluations", "evaluations_skipped"}
+    assert named | {"resumes", "seconds", "pipeline"} <= result.keys()
+
+
+def test_exits_with_1_when_something_does_not_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--schedules", "30", "--processes", "1", "--rule", "none", "--json"]) == 1
+    assert last_line(capsys)["bound_violations"] > 0
+
+
+def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--schedules", "5", "--processes", "1"]) == 0
+    assert Counter(capsys.readouterr().out.split())["holds"] == 1
+
+
+def test_trace_prints_what_happens(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--trace", "0"]) == 0
+    output = capsys.readouterr().out
+    assert "LaneReady" in output
+    assert "-> Finish" in output
+
+
+def test_trace_of_a_broken_rule_ends_with_what_broke(capsys: pytest.CaptureFixture[str]) -> None:
+    failure = run_many(150, rule="none").failures[0]
+    seed = failure.split()[1].rstrip(",")
+    assert main(["--trace", seed, "--rule", "none"]) == 1
+    assert failure.split(": ", 1)[1] in capsys.readouterr().out
