@@ -295,6 +295,8 @@ class Recorder:
             return
         self._count_skipped()
         metrics = self._meter.evaluated(ended.version, ended.metrics, ended.seconds)
+        if not self._options.dial.enable_async_eval:
+            self._meter.paused(ended.seconds)
         self.last_eval = metrics
         self._event("eval", {"version": ended.version, "metrics": metrics})
         if self._files is not None:
@@ -335,6 +337,7 @@ class Recorder:
             self.notice(f"checkpoint of version {version} failed: {error}")
             return
         seconds = perf_counter() - started_s
+        self._meter.paused(seconds)
         self._event("checkpoint", {"version": version, "path": path.name, "seconds": seconds})
         self._callbacks.on_checkpoint(CheckpointInfo(version, path, seconds, score))
 

@@ -224,8 +224,7 @@ def test_returns_are_repeated_while_no_episode_ends() -> None:
     before = meter.round_metrics(1.0, view())
     assert math.isnan(before["rollout/return_mean"])
     assert math.isnan(before["rollout/return_mean_100"])
-    meter.arrived(segment(0, returns=(4.0, 8.0)), 0, 1.5)
-    train(meter, 1.5, 2.0)
+    train(meter, 1.5, 2.0, segment(0, returns=(4.0, 8.0)))
     train(meter, 2.5, 3.0)
     after = meter.round_metrics(3.0, view())
     assert (after["rollout/return_mean"], after["rollout/length_mean"]) == (6.0, 6.0)
@@ -233,9 +232,34 @@ def test_returns_are_repeated_while_no_episode_ends() -> None:
 
 def test_the_rolling_mean_forgets_all_but_the_last_hundred_episodes() -> None:
     meter = PaceMeter(num_lanes=1)
-    meter.arrived(segment(0, returns=(1000.0,) * 50), 0, 0.0)
-    meter.arrived(segment(1, returns=tuple(float(i) for i in range(100))), 0, 0.0)
+    last = segment(1, returns=tuple(float(i) for i in range(100)))
+    train(meter, 0.0, 1.0, segment(0, returns=(1000.0,) * 50), last)
     assert meter.return_mean_100 == pytest.approx(49.5)
+
+
+def test_episodes_count_in_the_order_of_training_not_of_arrival() -> None:
+    first, second = segment(0, returns=(1.0,)), segment(1, returns=(2.0,) * 100)
+    means = []
+    for arrivals in ((first, second), (second, first)):
+        meter = PaceMeter(num_lanes=1)
+        for item in arrivals:
+            meter.arrived(item, 0, 0.0)
+        train(meter, 0.0, 1.0, first, second)
+        means.append(meter.return_mean_100)
+    assert means == [2.0, 2.0]
+
+
+def test_pauses_are_nobodys_idleness() -> None:
+    meter = PaceMeter(num_lanes=1)
+    meter.issued(ticket(0), 0.0)
+    meter.arrived(segment(0), 0, 5.0)
+    meter.paused(90.0)
+    train(meter, 95.0, 100.0, segment(0))
+    signals = meter.signals()
+    assert signals.round_s == pytest.approx(10.0)
+    assert signals.collect_idle == pytest.approx(0.5)
+    assert signals.train_idle == pytest.approx(0.5)
+    assert meter.round_metrics(100.0, view())["time/round_s"] == 100.0
 
 
 def test_samples_are_counted_in_the_first_unit_known() -> None:

@@ -76,8 +76,7 @@ class _Window:
     start_s: float | None = None
     samples: int = 0
     publish_s: float = 0.0
-    returns: list[float] = field(default_factory=list)
-    lengths: list[float] = field(default_factory=list)
+    paused_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +94,7 @@ class _Round:
     """What the last round measured. ``collect_s``: all collectors together, working side by side."""
 
     round_s: float = 0.0
+    active_s: float = 0.0
     collect_s: float = 0.0
     train_s: float = 0.0
     publish_s: float = 0.0
@@ -148,7 +148,6 @@ class PaceMeter:
         self._totals.arrived += 1
         self._totals.samples += samples
         self._totals.env_steps += segment.units.get("env_steps", 0)
-        self._count_episodes(segment)
 
     def dropped(self, segment: Segment, stale: bool) -> None:
         """A segment that had arrived was thrown away, for its age or for another reason."""
@@ -166,13 +165,6 @@ class PaceMeter:
     def generation_error(self) -> None:
         """A collector raised."""
         self._totals.generation_errors += 1
-
-    def _count_episodes(self, segment: Segment) -> None:
-        episodes = segment.episodes
-        self._window.returns.extend(episodes.returns)
-        self._window.lengths.extend(episodes.lengths)
-        self._recent_returns.extend(episodes.returns)
-        self._totals.episodes += len(episodes.returns)
 
     # ------------------------------------------------------------ training
 
@@ -193,16 +185,24 @@ class PaceMeter:
         self._totals.trained_samples += self._round.trained_samples
         self._totals.global_steps += metrics.get("learn/gradient_steps", 1.0)
         self._recent_rounds_s.append(self._round.round_s)
-        if self._window.returns:
-            self._return_mean = _mean(self._window.returns)
-            self._length_mean = _mean(self._window.lengths)
         for segment in batch.segments:
             self._forget_segment(segment.ticket.number)
+        self._count_episodes(batch)
         self._end_window(now_s)
+
+    def _count_episodes(self, batch: Batch) -> None:
+        """Episodes count with the round that trains them: in an order that does not depend on timing."""
+        returns = [value for segment in batch.segments for value in segment.episodes.returns]
+        lengths = [value for segment in batch.segments for value in segment.episodes.lengths]
+        self._recent_returns.extend(returns)
+        self._totals.episodes += len(returns)
+        if returns:
+            self._return_mean, self._length_mean = _mean(returns), _mean(lengths)
 
     def _measure(self, batch: Batch, now_s: float, metrics: Metrics) -> _Round:
         start_s = self._window_start()
         round_s, train_s = max(now_s - start_s, 1e-9), now_s - self._train_started_s
+        active_s = max(round_s - self._window.paused_s, 1e-9)
         busy_s = sum(lane.busy_until(now_s, start_s) for lane in self._lanes)
         collect_s = sum(self._seconds_of(segment) for segment in batch.segments)
         weights = [_num_samples(segment) for segment in batch.segments]
@@ -211,8 +211,9 @@ class PaceMeter:
             collect_s=collect_s / len(self._lanes),
             train_s=train_s,
             publish_s=self._window.publish_s,
-            collect_idle=_share(round_s - busy_s / len(self._lanes), round_s),
-            train_idle=_share(round_s - train_s, round_s),
+            active_s=active_s,
+            collect_idle=_share(active_s - busy_s / len(self._lanes), active_s),
+            train_idle=_share(active_s - train_s, active_s),
             samples=self._window.samples,
             trained_samples=sum(weights),
             ages=_measure_ages(batch.staleness(), weights, self._threshold),
@@ -260,6 +261,10 @@ class PaceMeter:
         }
         return {**metrics, **own}
 
+    def paused(self, seconds: float) -> None:
+        """Everything stood still for a blocking evaluation or a checkpoint: nobody's idleness."""
+        self._window.paused_s += seconds
+
     def eval_skipped(self, num_skipped: int = 1) -> None:
         """A slow evaluator passed over so many evaluations."""
         self._totals.eval_skipped += num_skipped
@@ -270,7 +275,7 @@ class PaceMeter:
         """What the last round measured, for the tuner of ``off_policy_degree``."""
         last = self._round
         return Signals(
-            round_s=last.round_s,
+            round_s=last.active_s,
             collect_s=last.collect_s,
             train_s=last.train_s,
             collect_idle=last.collect_idle,
@@ -320,7 +325,7 @@ class PaceMeter:
             "pace/collect_idle_ratio": last.collect_idle,
             "pace/train_idle_ratio": last.train_idle,
             "pace/bottleneck": _bottleneck(last.collect_idle, last.train_idle),
-            "pace/overlap_efficiency": _ratio(last.round_s, max(last.collect_s, last.train_s)),
+            "pace/overlap_efficiency": _ratio(last.active_s, max(last.collect_s, last.train_s)),
         }
 
     def _rollout_metrics(self) -> Metrics:

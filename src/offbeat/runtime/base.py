@@ -44,7 +44,6 @@ class Plan:
     evaluate: PerWorker[Evaluator] | None
     num_lanes: int
     seed: int
-    async_eval: bool = False
     worker_threads: int = 1
     start_timeout_s: float = 60.0
     sync_timeout_s: float = 30.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import signal
 import socket
 import subprocess
@@ -17,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing import connection as mp_connection
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -37,11 +37,12 @@ from offbeat.runtime.base import (
 )
 from offbeat.runtime.learning import JobThread, LearnerDesk
 from offbeat.runtime.shared import Block, WeightsWriter, arrays_in, layout, unpack_object
-from offbeat.types import ArraySpec, Batch, Ticket
+from offbeat.types import Array, ArraySpec, Batch, Ticket
 
 _FIRST_TAIL_BYTES = 1 << 16
 _CLOSE_TIMEOUT_S = 5.0
 _STACK_WAIT_S = 0.3
+_WAKE, _EVALUATOR = "wake", "evaluator"
 
 
 @dataclass(slots=True)
@@ -50,6 +51,7 @@ class Slot:
 
     tail: Block
     arrays: Block | None = None
+    views: dict[str, Array] = field(default_factory=dict)
 
 
 class WorkerProcess:
@@ -146,8 +148,12 @@ class SlotPool:
         return slot
 
     def _make(self, specs: dict[str, ArraySpec] | None) -> Slot:
-        arrays = Block.create(layout(specs)[1]) if specs is not None else None
-        slot = Slot(Block.create(self._tail_bytes), arrays)
+        slot = Slot(Block.create(self._tail_bytes))
+        if specs is not None:
+            slot.arrays = Block.create(layout(specs)[1])
+            slot.views = arrays_in(slot.arrays, specs)
+            for view in slot.views.values():
+                view.flags.writeable = False
         self._all.append(slot)
         return slot
 
@@ -164,6 +170,7 @@ class SlotPool:
     def close(self) -> None:
         """Free all memory."""
         for slot in self._all:
+            slot.views = {}
             slot.tail.close()
             if slot.arrays is not None:
                 slot.arrays.close()
@@ -194,6 +201,8 @@ class ProcessRuntime:
         self._eval_queue: deque[tuple[int, int, str]] = deque()
         self._evaluating: int | None = None
         self._wake_read, self._wake_write = os.pipe()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake_read, selectors.EVENT_READ, _WAKE)
         self._plan: Plan
         self._desk: LearnerDesk
         self._learner_thread: JobThread | None = None
@@ -219,6 +228,7 @@ class ProcessRuntime:
         """Spawn a collector."""
         worker = WorkerProcess(f"worker_{lane}", self._plan, ("collect", self._plan.lane(lane, start)))
         self._lanes[lane] = _Lane(worker)
+        self._selector.register(worker.connection, selectors.EVENT_READ, lane)
 
     def kill_lane(self, lane: int, reason: str) -> None:
         """Kill a collector that hangs, with its stack in the report."""
@@ -240,6 +250,7 @@ class ProcessRuntime:
         if self._learner_thread is not None:
             self._learner_thread.close(_CLOSE_TIMEOUT_S)
             self._learner_thread = None
+            self._selector.close()
             os.close(self._wake_read)
             os.close(self._wake_write)
         self._slots.close()
@@ -297,6 +308,7 @@ class ProcessRuntime:
     def _start_evaluator(self) -> None:
         payload = ("evaluate", self._plan.evaluator())
         self._evaluator = WorkerProcess("evaluator", self._plan, payload)
+        self._selector.register(self._evaluator.connection, selectors.EVENT_READ, _EVALUATOR)
 
     # ------------------------------------------------------------ what happens
 
@@ -315,18 +327,13 @@ class ProcessRuntime:
                 self.kill_lane(number, f"did not start within {limit_s} s")
 
     def _listen(self, timeout_s: float) -> None:
-        by_connection: dict[Any, int | None] = {
-            lane.worker.connection: number for number, lane in self._lanes.items()
-        }
-        if self._evaluator is not None:
-            by_connection[self._evaluator.connection] = None
-        for ready in mp_connection.wait([*by_connection, self._wake_read], timeout_s):
-            if ready is self._wake_read or ready == self._wake_read:
+        for key, _ in self._selector.select(timeout_s):
+            if key.data == _WAKE:
                 os.read(self._wake_read, 4096)
-            elif (lane := by_connection[ready]) is not None:
-                self._hear_collector(lane)
-            else:
+            elif key.data == _EVALUATOR:
                 self._hear_evaluator()
+            else:
+                self._hear_collector(key.data)
 
     def _hear_collector(self, number: int) -> None:
         lane = self._lanes[number]
@@ -356,10 +363,7 @@ class ProcessRuntime:
         _, slot = lane.running.pop(ticket_number)
         segment, state = unpack_object(slot.tail.bytes[:num_bytes].copy())
         if lane.specs is not None and slot.arrays is not None:
-            data = arrays_in(slot.arrays, lane.specs)
-            for array in data.values():
-                array.flags.writeable = False
-            segment = replace(segment, data=data)
+            segment = replace(segment, data=dict(slot.views))
             num_bytes += slot.arrays.size
         self._held[ticket_number] = (number, slot)
         self._happened.append(SegmentReady(segment, state, num_bytes))
@@ -372,6 +376,7 @@ class ProcessRuntime:
 
     def _lane_down(self, number: int, reason: str) -> None:
         lane = self._lanes.pop(number)
+        self._selector.unregister(lane.worker.connection)
         for _, slot in lane.running.values():
             self._slots.give_back(number, slot)
         lane.worker.end()
@@ -404,6 +409,7 @@ class ProcessRuntime:
     def _evaluator_down(self, reason: str) -> None:
         """An evaluator that dies costs one evaluation; the next one gets a new process."""
         assert self._evaluator is not None
+        self._selector.unregister(self._evaluator.connection)
         self._evaluator.end()
         self._evaluator = None
         self._eval_queue.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +25,8 @@ from offbeat.runtime.base import (
 from offbeat.runtime.learning import JobThread, LearnerDesk
 from offbeat.types import Batch, Ticket
 
-_CLOSE_TIMEOUT_S = 10.0
+_CLOSE_TIMEOUT_S = 2.0
+_LEARNER_TIMEOUT_S = 5.0
 
 
 class ThreadRuntime:
@@ -130,9 +132,10 @@ class ThreadRuntime:
     def close(self) -> None:
         """Let each thread finish what it is doing, within limits."""
         threads = [*self._lanes.values()]
-        if hasattr(self, "_learner_thread"):
-            threads.append(self._learner_thread)
         if self._eval_thread is not None:
             threads.append(self._eval_thread)
+        give_up_s = time.monotonic() + _CLOSE_TIMEOUT_S
         for thread in threads:
-            thread.close(_CLOSE_TIMEOUT_S)
+            thread.close(max(0.0, give_up_s - time.monotonic()))
+        if hasattr(self, "_learner_thread"):
+            self._learner_thread.close(_LEARNER_TIMEOUT_S)

@@ -23,7 +23,7 @@ from offbeat.errors import OffbeatError
 from offbeat.roles import Collector, Evaluator
 from offbeat.runtime.base import Assignment, make_runner, run_evaluation
 from offbeat.runtime.shared import Block, OpenBlocks, arrays_in, newest_version, pack_object, read_weights
-from offbeat.types import Segment, Ticket
+from offbeat.types import Array, Segment, Ticket
 
 _SYNC_POLL_S = 0.0005
 
@@ -62,6 +62,7 @@ class CollectorServer:
         self._blocks = OpenBlocks()
         self._weights = Weights(self._blocks, assignment.sync_timeout_s)
         self._runner = make_runner(assignment)
+        self._views: dict[str, dict[str, Array]] = {}
 
     def up_message(self) -> tuple[Any, ...]:
         """Say that tickets are welcome, and what a segment looks like."""
@@ -71,10 +72,15 @@ class CollectorServer:
         """Collect one ticket: ("collect", ticket, weights address, array slot, tail slot)."""
         _, ticket, weights_address, slot, tail = message
         version, weights = self._weights.get(weights_address, ticket.version)
-        specs = self._runner.specs
-        out = arrays_in(self._blocks[slot], specs) if specs is not None else None
-        segment = self._runner.run(replace(ticket, version=version), weights, out)
+        segment = self._runner.run(replace(ticket, version=version), weights, self._arrays(slot))
         self._answer(ticket, segment, self._blocks[tail])
+
+    def _arrays(self, slot: str) -> dict[str, Array] | None:
+        if self._runner.specs is None:
+            return None
+        if slot not in self._views:
+            self._views[slot] = arrays_in(self._blocks[slot], self._runner.specs)
+        return dict(self._views[slot])
 
     def _answer(self, ticket: Ticket, segment: Segment, tail: Block) -> None:
         if self._runner.specs is not None:
