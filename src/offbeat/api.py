@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -23,7 +23,7 @@ from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
 from offbeat.config.loader import dump_yaml
 from offbeat.config.models import RunConfig
 from offbeat.errors import CheckpointError, ConfigError, ReplayError
-from offbeat.observe.callbacks import Callback, RoundInfo, RunInfo, RunSummary
+from offbeat.observe.callbacks import Callback, RoundInfo, RunControl, RunInfo, RunSummary
 from offbeat.observe.events import read_schedule
 from offbeat.pipeline import Pipeline, Report, Settings
 from offbeat.recording import learner_digest
@@ -188,17 +188,17 @@ class _StopAtReturn(Callback):
 
     def __init__(self, goal: float | None) -> None:
         self._goal = goal
-        self._stop: Callable[[str], None] | None = None
+        self._control: RunControl | None = None
 
     def on_start(self, info: RunInfo) -> None:
-        self._stop = info.stop
+        self._control = info.control
 
     def on_round(self, info: RoundInfo) -> None:
         metrics = info.metrics
-        if self._goal is None or self._stop is None or float(metrics["rollout/total_episodes"]) < 100:
+        if self._goal is None or self._control is None or float(metrics["rollout/total_episodes"]) < 100:
             return
         if float(metrics["rollout/return_mean_100"]) >= self._goal:
-            self._stop(f"the last 100 episodes returned {self._goal:g} or more on average")
+            self._control.finish(f"the last 100 episodes returned {self._goal:g} or more on average")
 
 
 def _roles(config: RunConfig) -> Roles:

@@ -21,7 +21,7 @@ from offbeat.config.models import (
     RuntimeConfig,
 )
 from offbeat.errors import CollectError, OffbeatError, StallError
-from offbeat.observe.callbacks import Callback, MetricValue, RunSummary
+from offbeat.observe.callbacks import Callback, MetricValue, RunControl, RunSummary
 from offbeat.pacing import Coordinator, Counts, PaceConfig
 from offbeat.pacing.messages import (
     Action,
@@ -32,6 +32,7 @@ from offbeat.pacing.messages import (
     Evaluate,
     Event,
     Finish,
+    GoalReached,
     Issue,
     LaneLost,
     LaneReady,
@@ -168,6 +169,14 @@ class Pipeline:
         """Finish cleanly after the round at hand, from any thread, callback or signal handler."""
         self._requests.append(StopRequested(reason))
 
+    def control(self) -> RunControl:
+        """What a callback can do to the run."""
+        return RunControl(self.stop, self.finish, self.set_off_policy_degree)
+
+    def finish(self, reason: str) -> None:
+        """The goal is reached: end after the round at hand, and evaluate as at the end of all rounds."""
+        self._requests.append(GoalReached(reason))
+
     def plan(self) -> Plan:
         """The roles and limits, as a runtime needs them."""
         runtime, dial = self.settings.runtime, self.settings.async_training
@@ -291,8 +300,7 @@ class _Session:
         self._learner = self._runtime.start(self._pipeline.plan(), self._lanes)
         if self._saved is not None:
             self._learner.load_state_dict(self._saved.parts["learner"])
-        turn = self._pipeline.set_off_policy_degree
-        self._recorder.begin(self._saved, self._resumed, self._pipeline.stop, turn)
+        self._recorder.begin(self._saved, self._resumed, self._pipeline.control())
         self._perform(self._coordinator.start(perf_counter()))
 
     def _restore(self, saved: LoadedCheckpoint) -> None:

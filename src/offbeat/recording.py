@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -22,6 +22,7 @@ from offbeat.observe.callbacks import (
     FinishInfo,
     MetricValue,
     RoundInfo,
+    RunControl,
     RunInfo,
     RunSummary,
     WorkerLostInfo,
@@ -113,13 +114,7 @@ class Recorder:
 
     # ------------------------------------------------------------ beginning and end
 
-    def begin(
-        self,
-        saved: LoadedCheckpoint | None,
-        resumed: bool,
-        stop: Callable[[str], None],
-        turn: Callable[[int], None],
-    ) -> None:
+    def begin(self, saved: LoadedCheckpoint | None, resumed: bool, control: RunControl) -> None:
         """Open the files; go back to where the checkpoint was taken."""
         version = saved.version if saved is not None else 0
         if saved is not None:
@@ -133,7 +128,7 @@ class Recorder:
                     saved.parts["recorder"]["schedule_offset"] if saved is not None else 0
                 )
         self._event("resume" if resumed else "start", {"version": version})
-        self._callbacks.on_start(RunInfo(self._options.summary, stop, version if resumed else None, turn))
+        self._callbacks.on_start(RunInfo(self._options.summary, control, version if resumed else None))
         for warning in saved.warnings if saved is not None else ():
             self.notice(warning)
         if resumed and saved is None:

@@ -202,6 +202,8 @@ def test_goal_stops_the_run(small_run: Run) -> None:
     result = small_run({"runtime.kind": "inline", "run.stop_return": 1.0, "run.rounds": 500})
     assert result.rounds < 500
     assert "last 100 episodes" in result.reason
+    assert result.eval_return is not None
+    assert not result.interrupted
 
 
 def test_callbacks_add_metrics(small_run: Run) -> None:

@@ -10,6 +10,7 @@ from offbeat.observe import (
     EvalInfo,
     FinishInfo,
     RoundInfo,
+    RunControl,
     RunInfo,
     RunSummary,
     WorkerLostInfo,
@@ -56,7 +57,7 @@ class Faulty(Callback):
 
 def happenings() -> list[tuple[str, object]]:
     return [
-        ("on_start", RunInfo(SUMMARY, stop=print)),
+        ("on_start", RunInfo(SUMMARY, RunControl(print, print, print))),
         ("on_round", RoundInfo(1, {"a/b": 1.0})),
         ("on_eval", EvalInfo(1, {"eval/return_mean": 2.0})),
         ("on_checkpoint", CheckpointInfo(1, Path("x"), 0.1)),

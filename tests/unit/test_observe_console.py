@@ -11,6 +11,7 @@ from offbeat.observe import (
     EvalInfo,
     FinishInfo,
     RoundInfo,
+    RunControl,
     RunInfo,
     RunSummary,
     WorkerLostInfo,
@@ -50,7 +51,7 @@ class Clock:
 
 
 def tell_a_run(console: Callback, clock: Clock, rounds: int = 3) -> None:
-    console.on_start(RunInfo(SUMMARY, stop=print, resumed_from=7))
+    console.on_start(RunInfo(SUMMARY, RunControl(print, print, print), resumed_from=7))
     for version in range(8, 8 + rounds):
         clock.now_s += 1.0
         console.on_round(RoundInfo(version, METRICS))
@@ -132,7 +133,7 @@ def test_the_live_display_is_drawn_at_most_four_times_a_second(monkeypatch: pyte
     monkeypatch.setenv("TERM", "xterm")
     stream, clock = Terminal(), Clock()
     console = make_console("rich", SUMMARY, stream=stream, clock=clock)
-    console.on_start(RunInfo(SUMMARY, stop=print))
+    console.on_start(RunInfo(SUMMARY, RunControl(print, print, print)))
     drawn = []
     for version in range(1, 41):
         before = len(stream.getvalue())
@@ -154,7 +155,7 @@ def test_a_slow_terminal_gets_fewer_drawings(monkeypatch: pytest.MonkeyPatch) ->
 
     stream = Slow()
     console = make_console("rich", SUMMARY, stream=stream, clock=clock)
-    console.on_start(RunInfo(SUMMARY, stop=print))
+    console.on_start(RunInfo(SUMMARY, RunControl(print, print, print)))
     console.on_round(RoundInfo(1, METRICS))
     before = stream.getvalue()
     clock.now_s += 5.0
@@ -207,5 +208,5 @@ def test_numbers_as_people_read_them(shown: str, expected: str) -> None:
 def test_a_name_that_repeats_the_algorithm_is_said_once() -> None:
     stream = io.StringIO()
     summary = RunSummary("ppo", "ppo", "", "inline", 1, 10, -1)
-    make_console("plain", summary, stream=stream).on_start(RunInfo(summary, stop=print))
+    make_console("plain", summary, stream=stream).on_start(RunInfo(summary, RunControl(print, print, print)))
     assert stream.getvalue() == "ppo · inline × 1 · k = auto\n"

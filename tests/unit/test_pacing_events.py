@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
-from offbeat.pacing import AUTO, Coordinator
+import pytest
+
+from offbeat.pacing import AUTO, Coordinator, PaceConfig
 from offbeat.pacing.messages import (
     Action,
     Checkpoint,
@@ -13,11 +15,14 @@ from offbeat.pacing.messages import (
     EvalDone,
     Evaluate,
     Finish,
+    GoalReached,
     LaneLost,
     LaneReady,
     Publish,
     Published,
     PublishFailed,
+    RoundTrained,
+    SegmentArrived,
     SegmentDropped,
     Signals,
     StopRequested,
@@ -349,3 +354,19 @@ def test_a_complete_run_resumes_to_its_end() -> None:
     after = resumed(before)
     assert after.start(0.0) == [Evaluate(1, blocking=True)]
     assert after.handle(EvalDone(1), 0.0) == [Finish("all rounds trained")]
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+def test_goal_ends_the_run_after_its_round_with_the_evaluation_due_at_the_end(at_end: bool) -> None:
+    coordinator = Coordinator(PaceConfig(rounds=100, segments_per_round=1, eval_at_end=at_end))
+    coordinator.start(0.0)
+    coordinator.handle(LaneReady(0), 0.0)
+    coordinator.handle(Published(0), 0.0)
+    assert of_type(coordinator.handle(SegmentArrived(0, 0), 0.0), Train)
+    assert coordinator.handle(GoalReached("solved"), 0.0) == []
+    actions = coordinator.handle(RoundTrained(1), 0.0)
+    if at_end:
+        assert of_type(actions, Evaluate) == [Evaluate(1, blocking=True)]
+        actions = coordinator.handle(EvalDone(1), 0.0)
+    assert of_type(actions, Finish) == [Finish("solved")]
+    assert not of_type(actions, Train)

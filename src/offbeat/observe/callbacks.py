@@ -31,17 +31,40 @@ class RunSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class RunInfo:
-    """The run begins, or goes on at ``resumed_from``.
+class RunControl:
+    """What can be done to a run while it runs, from a callback or any other thread.
 
-    ``stop(reason)`` ends it cleanly and ``turn(k)`` turns ``off_policy_degree``, at any later time and from
-    any thread.
+    ``stop(reason)`` ends it cleanly, ``finish(reason)`` says that its goal is reached (it is evaluated as at
+    the end), ``turn(k)`` turns ``off_policy_degree``.
     """
 
-    summary: RunSummary
     stop: Callable[[str], None]
+    finish: Callable[[str], None]
+    turn: Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """The run begins, or goes on at ``resumed_from``; ``control`` acts on it at any later time."""
+
+    summary: RunSummary
+    control: RunControl
     resumed_from: int | None = None
-    turn: Callable[[int], None] = lambda degree: None
+
+    @property
+    def stop(self) -> Callable[[str], None]:
+        """Ends the run cleanly, with a reason."""
+        return self.control.stop
+
+    @property
+    def finish(self) -> Callable[[str], None]:
+        """Ends the run because its goal is reached, with a reason."""
+        return self.control.finish
+
+    @property
+    def turn(self) -> Callable[[int], None]:
+        """Turns ``off_policy_degree``."""
+        return self.control.turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +122,11 @@ class Callback:
 
         class StopAtGoal(Callback):
             def on_start(self, info: RunInfo) -> None:
-                self.stop = info.stop
+                self.finish = info.finish
 
             def on_eval(self, info: EvalInfo) -> None:
                 if info.metrics["eval/return_mean"] >= 475:
-                    self.stop("solved")
+                    self.finish("solved")
     """
 
     def on_start(self, info: RunInfo) -> None:

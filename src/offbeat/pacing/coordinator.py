@@ -27,6 +27,7 @@ from offbeat.pacing.messages import (
     Evaluate,
     Event,
     Finish,
+    GoalReached,
     Issue,
     LaneLost,
     LaneReady,
@@ -64,6 +65,7 @@ class _Evaluating:
     """Where evaluation stands. ``due`` is the newest version that asked for one and did not get it yet."""
 
     running: int | None = None
+    newest: int | None = None
     due: bool = False
     skipped: int = 0
 
@@ -88,6 +90,7 @@ class Coordinator:
         self._checkpointed_at_s: float | None = None
         self._issued_at_s: float | None = None
         self._stop_reason: str | None = None
+        self._goal: str | None = None
         self._failed = False
         self._finished = False
 
@@ -194,6 +197,8 @@ class Coordinator:
                 self._turn(degree)
             case StopRequested(reason):
                 self._stop_reason = self._stop_reason or reason
+            case GoalReached(reason):
+                self._goal = self._goal or reason
             case Clock():
                 pass
         self._decide(now_s, actions)
@@ -296,7 +301,8 @@ class Coordinator:
     def _evaluate_if_due(self, actions: list[Action]) -> None:
         """Start an evaluation that is due, unless one is running or the run is about to stop."""
         if self._evaluating.due and self._evaluating.running is None and self._stop_reason is None:
-            self._evaluating.due, self._evaluating.running = False, self.version
+            self._evaluating.due = False
+            self._evaluating.running = self._evaluating.newest = self.version
             actions.append(Evaluate(self.version, blocking=not self.config.async_eval))
 
     def _blocked_by_eval(self) -> bool:
@@ -307,7 +313,7 @@ class Coordinator:
     def _decide(self, now_s: float, actions: list[Action]) -> None:
         if self._finished:
             return
-        if self._stop_reason is not None or self.version >= self.config.rounds:
+        if self._stop_reason is not None or self._goal is not None or self.version >= self.config.rounds:
             self._wind_up(now_s, actions)
             return
         self._retry_publish(now_s, actions)
@@ -322,11 +328,13 @@ class Coordinator:
             return
         if self._checkpointed != self.version and self.config.checkpoint_at_end:
             self._checkpoint(now_s, actions)
+        if self._goal is not None and self.config.eval_at_end:
+            self._evaluating.due |= self._evaluating.newest != self.version
         self._evaluate_if_due(actions)
         if self._evaluating.running is not None and self._stop_reason is None:
             return
         self._finished = True
-        actions.append(Finish(self._stop_reason or "all rounds trained", self._failed))
+        actions.append(Finish(self._stop_reason or self._goal or "all rounds trained", self._failed))
 
     def _reissue_lost(self, actions: list[Action]) -> None:
         """Issue lost tickets again on their replaced lane, with newer weights and the old deadline."""

@@ -104,6 +104,13 @@ class StopRequested:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class GoalReached:
+    """The run has got what it was for: end after the round at hand, with everything due at the end."""
+
+    reason: str
+
+
 Event = (
     LaneReady
     | LaneLost
@@ -116,6 +123,7 @@ Event = (
     | DialTurned
     | Clock
     | StopRequested
+    | GoalReached
 )
 
 # ---------------------------------------------------------------- actions
