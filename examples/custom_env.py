@@ -1,7 +1,7 @@
 """An environment of your own, trained by a recipe: `env.id` names the class as `module:Class`.
 
 From this folder the same works on the command line:
-`offbeat train cartpole-ppo env.id=custom_env:Landing env.num_envs=16`.
+`python -m offbeat train cartpole-ppo env.id=custom_env:Landing env.num_envs=16`.
 """
 
 import argparse
@@ -24,23 +24,23 @@ class Landing(gymnasium.Env):
         self.action_space = gymnasium.spaces.Discrete(2)
         self._gravity, self._thrust, self._step_s = gravity, thrust, step_s
         self._height = self._speed = 0.0
-        self._steps = 0
+        self.steps = 0
 
     def reset(self, *, seed=None, options=None):
         """Start somewhere high; all randomness comes from `self.np_random`, so that runs can be repeated."""
         super().reset(seed=seed)
         self._height, self._speed = float(self.np_random.uniform(3.0, 6.0)), 0.0
-        self._steps = 0
+        self.steps = 0
         return self._observation(), {}
 
     def step(self, action):
         """One tenth of a second."""
-        self._steps += 1
+        self.steps += 1
         self._speed += (self._thrust * int(action) - self._gravity) * self._step_s
         self._height += self._speed * self._step_s
         landed = self._height <= 0.0
         reward = (1.0 - abs(self._speed) if landed else 0.0) - 0.01 * int(action)
-        return self._observation(), reward, landed, self._steps >= 200, {}
+        return self._observation(), reward, landed, self.steps >= 200, {}
 
     def _observation(self):
         return np.array([self._height, self._speed], np.float32)
@@ -64,7 +64,8 @@ def main(rounds):
     while not done:
         obs, reward, terminated, truncated, _ = env.step(result.policy.act(obs))
         total, done = total + reward, terminated or truncated
-    print(f"touched down with speed {obs[1]:.2f}, return {total:.2f}")
+    how = "touched down" if terminated else "still in the air"
+    print(f"{how} at speed {obs[1]:.2f} after {env.steps} steps, return {total:.2f}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offbeat.runtime.processes import SlotPool
 from offbeat.runtime.shared import (
     Block,
     OpenBlocks,
@@ -125,3 +126,18 @@ def test_reader_never_sees_a_mix_of_two_versions() -> None:
             assert (found[1] == found[0]).all()
     thread.join()
     writer.close()
+
+
+def test_slots_grow_to_what_is_needed_and_no_further() -> None:
+    pool = SlotPool()
+    slots = [pool.take(0, None) for _ in range(3)]
+    pool.grow(slots[0], 100_000)
+    for slot in slots:
+        pool.give_back(0, slot)
+    for _ in range(20):
+        slots = [pool.take(0, None) for _ in range(3)]
+        for slot in slots:
+            pool.give_back(0, slot)
+    assert all(slot.tail.size >= 100_000 for slot in slots)
+    assert pool.num_bytes < 3 * 200_000
+    pool.close()

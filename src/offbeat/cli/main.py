@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
@@ -31,6 +33,9 @@ VERBS: Mapping[str, Callable[..., None]] = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the ``offbeat`` command; ends in ``SystemExit`` with 0, 1, 2 (configuration, usage) or 130."""
+    # As with `python -m offbeat`: environments and plugins of the working directory are found.
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     # Plain help: rich would triple the time of `offbeat --help`.
     app = typer.Typer(
         add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True

@@ -144,7 +144,7 @@ class SlotPool:
             free = next((slots for slots in self._free.values() if slots), free)
         slot = free.pop() if free else self._make(specs)
         if slot.tail.size < self._tail_bytes:
-            self.grow(slot, self._tail_bytes)
+            self._replace_tail(slot)
         return slot
 
     def _make(self, specs: dict[str, ArraySpec] | None) -> Slot:
@@ -160,8 +160,16 @@ class SlotPool:
     def grow(self, slot: Slot, num_bytes: int) -> None:
         """Give the slot a larger tail, and later slots too."""
         self._tail_bytes = max(self._tail_bytes, num_bytes * 5 // 4)
+        self._replace_tail(slot)
+
+    def _replace_tail(self, slot: Slot) -> None:
         slot.tail.close()
         slot.tail = Block.create(self._tail_bytes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Shared memory that all slots together take."""
+        return sum(slot.tail.size + (slot.arrays.size if slot.arrays else 0) for slot in self._all)
 
     def give_back(self, lane: int, slot: Slot) -> None:
         """The slot may be written again."""
