@@ -66,7 +66,8 @@ class MLP(nn.Module):
 
 def linear(num_in: int, num_out: int, gain: float, generator: torch.Generator) -> nn.Linear:
     """A dense layer with an orthogonal weight and bias 0, made without the global random state."""
-    layer = nn.Linear(num_in, num_out, device="meta").to_empty(device="cpu")
+    with torch.random.fork_rng(devices=()):
+        layer = nn.Linear(num_in, num_out)
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
     nn.init.zeros_(layer.bias)
     return layer

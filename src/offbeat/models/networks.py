@@ -215,7 +215,8 @@ def _convolutions(channels: int, side: int, generator: torch.Generator) -> list[
         layers = [(channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
     modules: list[nn.Module] = []
     for num_in, num_out, kernel, stride in layers:
-        layer = nn.Conv2d(num_in, num_out, kernel, stride, device="meta").to_empty(device="cpu")
+        with torch.random.fork_rng(devices=()):
+            layer = nn.Conv2d(num_in, num_out, kernel, stride)
         nn.init.orthogonal_(layer.weight, HIDDEN_GAIN, generator=generator)
         nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
         modules += [layer, nn.ReLU()]
