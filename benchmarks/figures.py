@@ -206,12 +206,12 @@ _THEME = TerminalTheme(
 
 def console(out: Path, runs: Path, seeds: int) -> None:
     """The frame that was on the terminal when seven tenths of a run were done."""
-    recipe = "cartpole-ppo-async"
+    recipe, dial = "pendulum-ppo", "async_training.off_policy_degree=1"
     settings = [f"run.dir={runs / 'console'}", "observe.console=rich", "eval.interval_rounds=10"]
-    shown = on_terminal([*offbeat_command(), "train", recipe, *settings])
+    shown = on_terminal([*offbeat_command(), "train", recipe, dial, *settings])
     frames = [frame for frame in _NEXT_FRAME.split(shown) if b"%" in frame]
     frame = frames[int(0.7 * len(frames))].decode().replace("\r\n", "\n")
-    draw_terminal(frame, f"offbeat train {recipe}").save(out / "console.png", optimize=True)
+    draw_terminal(frame, f"offbeat train {recipe} {dial}").save(out / "console.png", optimize=True)
 
 
 def on_terminal(command: Sequence[str]) -> bytes:

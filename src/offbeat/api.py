@@ -270,15 +270,24 @@ def _stopping_on_signals(pipeline: Pipeline) -> Iterator[list[str]]:
 
 
 def _make_run_dir(config: RunConfig, name: str) -> Path:
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    directory = Path(config.run.dir) if config.run.dir else Path("runs") / f"{name}-{stamp}"
+    directory = Path(config.run.dir) if config.run.dir else _unused_dir(name)
     if (directory / "manifest.json").exists():
         raise ConfigError(
             f"run.dir {directory} already holds a run: go on with `offbeat resume {directory}`, "
             "or choose another run.dir"
         )
-    (directory / "logs").mkdir(parents=True, exist_ok=True)
+    try:
+        (directory / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"run.dir {directory} cannot be made: {error.strerror}; choose another") from error
     return directory
+
+
+def _unused_dir(name: str) -> Path:
+    """``runs/<name>-<date>-<time>``, with a number behind it for runs of the same second."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    names = (f"{name}-{stamp}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 10_000))))
+    return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
 
 
 def _existing(run_dir: str | Path) -> Path:

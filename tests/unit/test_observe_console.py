@@ -25,7 +25,7 @@ SUMMARY = RunSummary("cartpole", "ppo", "CartPole-v1", "processes", 4, 100, 1, P
 METRICS = {
     "rollout/return_mean": 231.44,
     "rollout/return_mean_100": 228.9,
-    "rollout/steps_per_s": 48_200.0,
+    "learn/samples_per_s": 48_200.0,
     "pace/off_policy_degree": 1,
     "pace/avg_sample_age": 0.9,
     "pace/max_sample_age": 1,

@@ -76,7 +76,7 @@ def _is_terminal(stream: TextIO) -> bool:
 
 _PLAIN_LINE = (
     "return {rollout/return_mean:1} (last 100: {rollout/return_mean_100:1})  "
-    "{rollout/steps_per_s:k} steps/s  "
+    "{learn/samples_per_s:k} steps/s  "
     "age {pace/avg_sample_age:1}/{pace/max_sample_age:0} (k {pace/off_policy_degree:0})  "
     "idle collect {pace/collect_idle_ratio:%} train {pace/train_idle_ratio:%}  left {time/eta_s:t}"
 )
@@ -288,7 +288,7 @@ def _rows(frame: _Frame) -> list[tuple[str, str]]:
     restarts = "yellow" if number(metrics, "system/worker_restarts") > 0 else "default"
     lines = {
         "return": "[bold green]{rollout/return_mean_100:1}[/] last 100 · {rollout/return_mean:1} this round",
-        "speed": f"[bold]{{rollout/steps_per_s:k}}[/] steps/s · {rounds_per_s} rounds/s"
+        "speed": f"[bold]{{learn/samples_per_s:k}}[/] steps/s · {rounds_per_s} rounds/s"
         " · {rollout/total_generated_samples:k} steps so far",
         "staleness": "[bold]{pace/avg_sample_age:1}[/] mean · {pace/max_sample_age:0} max"
         " · bound k = {pace/off_policy_degree:0}",
@@ -311,7 +311,7 @@ def _preview_frame() -> _Frame:
     metrics: dict[str, MetricValue] = {
         "rollout/return_mean": 231.4,
         "rollout/return_mean_100": 228.9,
-        "rollout/steps_per_s": 48_200.0,
+        "learn/samples_per_s": 48_200.0,
         "rollout/total_generated_samples": 1_687_552,
         "pace/off_policy_degree": 1,
         "pace/avg_sample_age": 0.9,
