@@ -1,0 +1,65 @@
+"""Recipes have to learn, not only to run. The quick ones are part of `make test`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import offbeat
+
+QUIET = {"observe.console": "none", "observe.tensorboard": False}
+
+
+def train(recipe: str, directory: Path, overrides: dict[str, Any] | None = None, **options: Any) -> Any:
+    settings = {**QUIET, "run.dir": str(directory / "run"), **(overrides or {})}
+    return offbeat.train(recipe, overrides=settings, **options)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_cartpole_is_solved(seed: int, tmp_path: Path) -> None:
+    result = train("cartpole-ppo", tmp_path, {"runtime.kind": "inline"}, seed=seed)
+    assert result.eval_return >= 475
+
+
+@pytest.mark.parametrize("degree", [1, 4, -1])
+def test_cartpole_is_solved_asynchronously(degree: int, tmp_path: Path) -> None:
+    result = train("cartpole-ppo-async", tmp_path, off_policy_degree=degree)
+    assert result.eval_return >= 475
+    assert result.max_staleness <= (8 if degree < 0 else degree)
+
+
+@pytest.mark.parametrize("correction", ["gae", "vtrace", "decoupled"])
+def test_every_correction_learns_from_samples_two_versions_old(correction: str, tmp_path: Path) -> None:
+    settings = {"runtime.kind": "inline", "algorithm.correction": correction, "run.rounds": 60}
+    result = train("cartpole-ppo", tmp_path, settings, off_policy_degree=2)
+    assert result.metrics["rollout/return_mean_100"] > 200
+
+
+def test_memory_task_needs_the_gru(tmp_path: Path) -> None:
+    with_memory = train("memory-ppo", tmp_path / "gru", {"runtime.kind": "inline"})
+    assert with_memory.eval_return > 0.9
+    settings = {"runtime.kind": "inline", "algorithm.network.kind": "mlp", "run.stop_return": None}
+    without = train("memory-ppo", tmp_path / "mlp", settings)
+    assert without.eval_return < 0.85
+
+
+@pytest.mark.slow
+def test_pendulum_learns_continuous_actions(tmp_path: Path) -> None:
+    result = train("pendulum-ppo", tmp_path)
+    assert result.metrics["rollout/return_mean_100"] > -350
+
+
+@pytest.mark.slow
+def test_lunar_lander_learns_to_land(tmp_path: Path) -> None:
+    pytest.importorskip("Box2D", reason="needs offbeat[box2d]")
+    result = train("lunarlander-ppo", tmp_path)
+    assert result.metrics["rollout/return_mean_100"] > 150
+
+
+@pytest.mark.slow
+def test_minatar_breakout_learns_from_pictures(tmp_path: Path) -> None:
+    pytest.importorskip("minatar", reason="needs offbeat[minatar]")
+    result = train("minatar-breakout-ppo", tmp_path, rounds=120)
+    assert result.metrics["rollout/return_mean_100"] > 2.0
