@@ -1,105 +1,24 @@
-"""The loop: wait for what happens, tell the coordinator, do what it says."""
+"""Collect, train and evaluate side by side: the class that users make runs with."""
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from offbeat.adapters import as_collect, as_evaluate, as_learn
 from offbeat.checkpoint import LoadedCheckpoint
-from offbeat.config.models import (
-    AsyncTrainingConfig,
-    CheckpointConfig,
-    EvalConfig,
-    ObserveConfig,
-    RuntimeConfig,
-)
-from offbeat.errors import CollectError, OffbeatError, StallError
-from offbeat.observe.callbacks import Callback, MetricValue, RunControl, RunSummary
-from offbeat.pacing import Coordinator, Counts, PaceConfig
-from offbeat.pacing.messages import (
-    Action,
-    Checkpoint,
-    Clock,
-    DialTurned,
-    EvalDone,
-    Evaluate,
-    Event,
-    Finish,
-    GoalReached,
-    Issue,
-    LaneLost,
-    LaneReady,
-    Publish,
-    Published,
-    PublishFailed,
-    RoundTrained,
-    SegmentArrived,
-    StopRequested,
-    Train,
-)
-from offbeat.recording import Recorder, RecordingOptions, learner_digest
-from offbeat.replay import StreamStore
-from offbeat.roles import Learner
-from offbeat.runtime.base import (
-    Broken,
-    CollectorDown,
-    CollectorUp,
-    EvalEnded,
-    Happening,
-    LaneStart,
-    Plan,
-    RoundDone,
-    Runtime,
-    SegmentReady,
-    WeightsFailed,
-    WeightsOut,
-)
-from offbeat.runtime.inline import InlineRuntime
-from offbeat.runtime.processes import ProcessRuntime
-from offbeat.runtime.threads import ThreadRuntime
-from offbeat.seeding import derive_seed
-from offbeat.types import Batch, Metrics, Ticket
+from offbeat.config.models import AsyncTrainingConfig, RuntimeConfig
+from offbeat.observe.callbacks import Callback, RunControl, RunSummary
+from offbeat.pacing import PaceConfig
+from offbeat.pacing.messages import DialTurned, Event, GoalReached, StopRequested
+from offbeat.recording import RecordingOptions
+from offbeat.runtime.base import Plan
+from offbeat.session import Job, Report, Session, Settings
 
-_POLL_S = 0.25
-_STOP_LIMIT_S = 8.0
-_RUNTIMES: dict[str, Callable[[], Runtime]] = {
-    "inline": InlineRuntime,
-    "threads": ThreadRuntime,
-    "processes": ProcessRuntime,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The sections of a configuration that are not about one algorithm or environment."""
-
-    async_training: AsyncTrainingConfig = field(default_factory=AsyncTrainingConfig)
-    runtime: RuntimeConfig = field(default_factory=lambda: RuntimeConfig(kind="threads", num_workers=1))
-    eval: EvalConfig = field(default_factory=EvalConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    observe: ObserveConfig = field(default_factory=lambda: ObserveConfig(console="none", tensorboard=False))
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """How a run ended. ``metrics`` are the last round's, ``eval_metrics`` the last evaluation's."""
-
-    version: int
-    reason: str
-    counts: Counts
-    metrics: dict[str, MetricValue]
-    eval_metrics: Metrics
-    wall_s: float
-    max_staleness: int
-    weights: Any
-    digest: str
+__all__ = ["Pipeline", "Report", "Settings"]
 
 
 class Pipeline:
@@ -154,7 +73,7 @@ class Pipeline:
         ``resumed`` goes on with what is in the run directory: from ``saved``, or from the beginning.
         """
         self._pace = self._pace_config(rounds)
-        with _Session(self, saved, resumed or saved is not None) as session:
+        with Session(self.job(), saved, resumed or saved is not None) as session:
             session.begin()
             while not session.finished:
                 session.step()
@@ -176,6 +95,10 @@ class Pipeline:
     def finish(self, reason: str) -> None:
         """The goal is reached: end after the round at hand, and evaluate as at the end of all rounds."""
         self._requests.append(GoalReached(reason))
+
+    def job(self) -> Job:
+        """Everything one run needs."""
+        return Job(self.plan(), self._pace, self.settings, self.recording(), self.control(), self._requests)
 
     def plan(self) -> Plan:
         """The roles and limits, as a runtime needs them."""
@@ -250,226 +173,3 @@ def _with_overrides(
         async_training=AsyncTrainingConfig(**{**settings.async_training.model_dump(), **dial}),
         runtime=RuntimeConfig(**{**settings.runtime.model_dump(), **runtime}),
     )
-
-
-class _Session:
-    """One run of a pipeline: the coordinator, the runtime, and the books."""
-
-    def __init__(self, pipeline: Pipeline, saved: LoadedCheckpoint | None, resumed: bool) -> None:
-        self._pipeline = pipeline
-        self._saved = saved
-        self._resumed = resumed
-        self._settings = pipeline.settings
-        self._coordinator = Coordinator(pipeline._pace)
-        self._runtime = _RUNTIMES[self._settings.runtime.kind]()
-        self._store = StreamStore()
-        self._lanes = [LaneStart() for _ in range(self._settings.runtime.num_workers)]
-        self._recorder = Recorder(pipeline.recording(), self._coordinator)
-        self._learner: Learner
-        self._started_at_s: dict[int, float] = {}  # lane -> since when its first ticket runs
-        self._tickets: dict[int, list[int]] = {}  # lane -> tickets it has, in order
-        self._batch: Batch | None = None
-        self._restarts = 0
-        self._progress_s = self._begun_s = perf_counter()
-        self._wake_s: float | None = None
-        self._stop_by_s = math.inf
-        self._finish: Finish | None = None
-
-    # ------------------------------------------------------------ life
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self._runtime.close()
-        finally:
-            self._recorder.close(error)
-
-    @property
-    def finished(self) -> bool:
-        """Whether the coordinator has said so."""
-        return self._finish is not None
-
-    def begin(self) -> None:
-        """Start the roles, restore them when resuming, and take the first actions."""
-        if self._saved is not None:
-            self._restore(self._saved)
-        self._learner = self._runtime.start(self._pipeline.plan(), self._lanes)
-        if self._saved is not None:
-            self._learner.load_state_dict(self._saved.parts["learner"])
-        self._recorder.begin(self._saved, self._resumed, self._pipeline.control())
-        self._perform(self._coordinator.start(perf_counter()))
-
-    def _restore(self, saved: LoadedCheckpoint) -> None:
-        self._store.load_state_dict(saved.parts["store"])
-        self._coordinator.load_state_dict(saved.parts["coordinator"], self._store.ready())
-        for lane, state in enumerate(saved.parts["collectors"][: len(self._lanes)]):
-            self._lanes[lane] = _revived(LaneStart(state["incarnation"], state["state"]))
-
-    def step(self) -> None:
-        """Wait for something to happen, or for a time the coordinator asked for, and deal with it."""
-        for happening in self._runtime.wait(self._patience_s()):
-            self._progress_s = perf_counter()
-            self._take(happening)
-        while self._pipeline._requests:
-            request = self._pipeline._requests.popleft()
-            self._recorder.requested(request)
-            if isinstance(request, StopRequested):
-                self._stop_by_s = min(self._stop_by_s, perf_counter() + _STOP_LIMIT_S)
-            self._tell(request)
-        if self._wake_s is not None and perf_counter() >= self._wake_s:
-            self._tell(Clock())
-        self._check_deadlines()
-
-    def report(self) -> Report:
-        """Sum the run up."""
-        assert self._finish is not None
-        if self._finish.failed:
-            raise OffbeatError(self._finish.reason)
-        return Report(
-            version=self._coordinator.version,
-            reason=self._finish.reason,
-            counts=self._coordinator.counts(),
-            metrics=self._recorder.last_metrics,
-            eval_metrics=self._recorder.last_eval,
-            wall_s=perf_counter() - self._begun_s,
-            max_staleness=self._recorder.max_staleness,
-            weights=self._learner.weights(),
-            digest=learner_digest(self._learner.state_dict()),
-        )
-
-    # ------------------------------------------------------------ what happened
-
-    def _tell(self, event: Event) -> None:
-        now_s = perf_counter()
-        actions = self._coordinator.handle(event, now_s)
-        self._wake_s = self._coordinator.wake_at_s(now_s)
-        self._perform(actions)
-
-    def _take(self, happening: Happening) -> None:
-        match happening:
-            case CollectorUp(lane):
-                self._tell(LaneReady(lane))
-            case CollectorDown(lane, reason):
-                self._replace(lane, reason)
-            case SegmentReady():
-                self._segment_ready(happening)
-            case RoundDone():
-                self._round_done(happening)
-            case WeightsOut(version, seconds):
-                self._recorder.published(version, seconds)
-                self._tell(Published(version))
-            case WeightsFailed(version, reason):
-                self._recorder.publish_failed(version, reason)
-                self._tell(PublishFailed(version, reason))
-            case EvalEnded(version):
-                self._recorder.evaluated(happening)
-                self._tell(EvalDone(version))
-            case Broken(error):
-                self._recorder.broken(error)
-                raise error
-
-    def _segment_ready(self, happening: SegmentReady) -> None:
-        segment, lane = happening.segment, happening.segment.ticket.lane
-        self._tickets[lane].remove(segment.ticket.number)
-        self._started_at_s[lane] = perf_counter()
-        self._lanes[lane] = LaneStart(self._lanes[lane].incarnation, happening.state)
-        self._store.add(segment)
-        self._recorder.segment(segment, happening.num_bytes, self._lanes[lane])
-        self._tell(SegmentArrived(segment.ticket.number, segment.oldest_version))
-
-    def _round_done(self, happening: RoundDone) -> None:
-        assert self._batch is not None
-        self._runtime.release([segment.ticket.number for segment in self._batch.segments])
-        self._recorder.trained(self._batch, happening)
-        self._batch = None
-        self._tell(RoundTrained(happening.version, self._recorder.signals()))
-        self._recorder.round(self._runtime.pids())
-
-    def _replace(self, lane: int, reason: str) -> None:
-        self._restarts += 1
-        self._lanes[lane] = _revived(before := self._lanes[lane])
-        restored = before.incarnation == self._lanes[lane].incarnation
-        self._recorder.worker_lost(lane, reason, self._restarts, restored)
-        if self._restarts > self._settings.runtime.max_worker_restarts:
-            raise CollectError(
-                f"{self._restarts} collectors were lost, more than runtime.max_worker_restarts allows; "
-                f"the last one: {reason}"
-            )
-        self._tickets[lane] = []
-        self._tell(LaneLost(lane))
-        self._runtime.start_lane(lane, self._lanes[lane])
-
-    # ------------------------------------------------------------ what is to be done
-
-    def _perform(self, actions: Sequence[Action]) -> None:
-        for action in actions:
-            match action:
-                case Issue(ticket):
-                    self._issue(ticket)
-                case Train(version, tickets, degree):
-                    self._batch = Batch(version, self._store.next(tickets), degree)
-                    self._recorder.train_started(self._batch)
-                    self._runtime.train(self._batch)
-                case Publish(version):
-                    self._runtime.publish(version)
-                case Evaluate(version, blocking):
-                    seed = derive_seed(self._pipeline._seed, "evaluate", version)
-                    self._runtime.evaluate(version, seed, blocking)
-                case Checkpoint(version):
-                    self._checkpoint(version)
-                case Finish():
-                    self._finish = action
-                    self._recorder.finished(action)
-
-    def _issue(self, ticket: Ticket) -> None:
-        waiting = self._tickets.setdefault(ticket.lane, [])
-        if not waiting:
-            self._started_at_s[ticket.lane] = perf_counter()
-        waiting.append(ticket.number)
-        self._recorder.issued(ticket)
-        self._runtime.collect(ticket)
-
-    def _checkpoint(self, version: int) -> None:
-        collectors = [{"incarnation": lane.incarnation, "state": lane.state} for lane in self._lanes]
-        parts = {
-            "learner": self._learner.state_dict(),
-            "coordinator": self._coordinator.state_dict(),
-            "collectors": collectors,
-            "store": self._store.state_dict(),
-        }
-        self._recorder.checkpoint(version, parts, self._learner.weights())
-
-    # ------------------------------------------------------------ deadlines
-
-    def _patience_s(self) -> float:
-        if self._wake_s is None:
-            return _POLL_S
-        return min(_POLL_S, max(0.0, self._wake_s - perf_counter()))
-
-    def _check_deadlines(self) -> None:
-        """No wait without an end: a hanging collector is replaced, a run that stands still ends."""
-        now_s, dial = perf_counter(), self._settings.async_training
-        if now_s > self._stop_by_s and not self.finished:
-            raise StallError(
-                f"asked to stop, but after {_STOP_LIMIT_S:g} s {self._coordinator.waiting_for()}: "
-                "ended without a last checkpoint"
-            )
-        for lane, tickets in self._tickets.items():
-            if tickets and now_s - self._started_at_s[lane] > dial.generation_timeout:
-                waited = f"hung: ticket {tickets[0]} took more than {dial.generation_timeout} s"
-                self._started_at_s[lane] = now_s
-                self._runtime.kill_lane(lane, waited)
-        if self._batch is None and now_s - self._progress_s > dial.batch_timeout:
-            raise StallError(
-                f"nothing happened for {dial.batch_timeout} s (async_training.batch_timeout): "
-                f"{self._coordinator.waiting_for()}"
-            )
-
-
-def _revived(lane: LaneStart) -> LaneStart:
-    """How a lane goes on after its process ended: where it was, or anew if it cannot."""
-    return lane if lane.state is not None else LaneStart(lane.incarnation + 1)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from offbeat import Callback, PerWorker, Pipeline, Segment
-from offbeat.config.models import AsyncTrainingConfig, EvalConfig
+from offbeat.config.models import AsyncTrainingConfig, EvalConfig, RuntimeConfig
 from offbeat.errors import CollectError, ConfigError, OffbeatError, StallError, TrainError
 from offbeat.pipeline import Settings
 from offbeat.types import ArraySpec, Batch
@@ -238,6 +238,46 @@ def test_hanging_thread_is_named_and_cannot_be_replaced() -> None:
             run("threads", collect=hang, settings=settings)
     finally:
         released.set()
+
+
+def test_round_that_does_not_end_is_named() -> None:
+    released = threading.Event()
+    runtime = RuntimeConfig(kind="threads", num_workers=1, train_timeout_s=0.3)
+    pipeline = Pipeline(
+        collect=collect,
+        train=lambda segments: released.wait(timeout=20) and None,
+        weights=Averager().weights,
+        settings=Settings(runtime=runtime),
+    )
+    try:
+        with pytest.raises(StallError, match=r"train_timeout_s\): round 0 is being trained"):
+            pipeline.run(rounds=2)
+    finally:
+        released.set()
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_evaluation_that_does_not_end_is_given_up(kind: str) -> None:
+    def evaluate(weights: Any) -> float:
+        time.sleep(20)
+        return 1.0
+
+    notices = []
+
+    class Keep(Callback):
+        def on_notice(self, text: str) -> None:
+            notices.append(text)
+
+    settings = Settings(
+        async_training=AsyncTrainingConfig(enable_async_eval=True),
+        eval=EvalConfig(interval_rounds=4, timeout_s=0.5),
+    )
+    report, _ = run(kind, evaluate=evaluate, settings=settings, callbacks=[Keep()])
+    assert report.version == 12
+    assert any("eval.timeout_s" in text for text in notices)
+    settings = Settings(eval=EvalConfig(timeout_s=0.5))
+    with pytest.raises(StallError, match="evaluation of version 12 took more than"):
+        run(kind, evaluate=evaluate, settings=settings)
 
 
 class GrowingCollector:

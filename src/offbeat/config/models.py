@@ -218,6 +218,9 @@ class RuntimeConfig(Section):
     start_timeout_s: float = Field(
         default=60.0, gt=0, description="Longest start of a collector, in seconds."
     )
+    train_timeout_s: float = Field(
+        default=3600.0, gt=0, description="Longest round of the learner, in seconds; then the run ends."
+    )
 
 
 class RunSection(Section):
@@ -251,6 +254,9 @@ class EvalConfig(Section):
         default=True, description="Take the most likely action instead of drawing one from the policy."
     )
     at_end: bool = Field(default=True, description="Evaluate the last weights when the run ends.")
+    timeout_s: float = Field(
+        default=600.0, gt=0, description="Longest evaluation, in seconds; one past it is given up."
+    )
 
 
 class CheckpointConfig(Section):

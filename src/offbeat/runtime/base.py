@@ -182,6 +182,10 @@ class Runtime(Protocol):
         """Evaluate a snapshot of the learner's weights."""
         ...
 
+    def give_up_evaluation(self, version: int, reason: str) -> None:
+        """An evaluation takes too long: end it where that is possible, and report that it failed."""
+        ...
+
     def wait(self, timeout_s: float) -> list[Happening]:
         """Return what happened, waiting at most ``timeout_s`` for something to happen."""
         ...

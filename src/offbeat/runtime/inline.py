@@ -85,6 +85,9 @@ class InlineRuntime:
         """Evaluate now, blocking or not."""
         self._desk.evaluate_here(version, seed)
 
+    def give_up_evaluation(self, version: int, reason: str) -> None:
+        """Nothing to do: an evaluation is over before anybody could lose patience."""
+
     def wait(self, timeout_s: float) -> list[Happening]:
         """Return one thing that happened: the coordinator decides after each."""
         return [self._happened.popleft()] if self._happened else []

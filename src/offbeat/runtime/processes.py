@@ -318,6 +318,14 @@ class ProcessRuntime:
         self._evaluator = WorkerProcess("evaluator", self._plan, payload)
         self._selector.register(self._evaluator.connection, selectors.EVENT_READ, _EVALUATOR)
 
+    def give_up_evaluation(self, version: int, reason: str) -> None:
+        """Kill the evaluator with its stack in the report; the next evaluation gets a new one."""
+        if self._evaluator is None:
+            self._happened.append(EvalEnded(version, None, 0.0, reason))
+            return
+        stack = self._evaluator.stack()
+        self._evaluator_down(f"{reason}, it was here:\n{stack}" if stack else reason)
+
     # ------------------------------------------------------------ what happens
 
     def wait(self, timeout_s: float) -> list[Happening]:

@@ -15,6 +15,7 @@ from offbeat.runtime.base import (
     Broken,
     CollectorRunner,
     CollectorUp,
+    EvalEnded,
     Happening,
     LaneStart,
     Plan,
@@ -117,6 +118,11 @@ class ThreadRuntime:
         if self._evaluator is None:
             self._evaluator = self._plan.make_evaluator()
         self._happened.put(run_evaluation(self._evaluator, weights, version, seed))
+
+    def give_up_evaluation(self, version: int, reason: str) -> None:
+        """A thread cannot be killed: the next evaluation gets another one."""
+        self._eval_thread, self._evaluator = None, None
+        self._happened.put(EvalEnded(version, None, 0.0, reason))
 
     def wait(self, timeout_s: float) -> list[Happening]:
         """Return one thing that happened, or nothing after the time-out."""
