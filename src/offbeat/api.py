@@ -19,15 +19,14 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from offbeat import algorithms, load_config
-from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
+from offbeat.checkpoint import CheckpointManager
 from offbeat.config.loader import dump_yaml
 from offbeat.config.models import RunConfig
-from offbeat.errors import CheckpointError, ConfigError, ReplayError
+from offbeat.errors import CheckpointError, ConfigError
 from offbeat.observe.callbacks import Callback, RoundInfo, RunControl, RunInfo, RunSummary
-from offbeat.observe.events import read_schedule
 from offbeat.pipeline import Pipeline, Report, Settings
 from offbeat.recording import learner_digest
-from offbeat.replaying import Replayer, Schedule
+from offbeat.replaying import ReplayReport
 from offbeat.roles import Learner, PerWorker, WorkerContext
 from offbeat.seeding import derive_seed
 from offbeat.types import Metrics
@@ -64,16 +63,6 @@ class Result:
     policy: Policy
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayReport:
-    """Whether a serial repetition reached the recorded weights, bit for bit."""
-
-    identical: bool
-    digest: str
-    recorded_digest: str
-    rounds: int
-
-
 def train(
     recipe: str | Path | RunConfig,
     *,
@@ -97,7 +86,7 @@ def train(
     source = _name_of(config, recipe)
     run_dir = _make_run_dir(config, source)
     _write_description(run_dir, config, recipe, chosen)
-    return _run(config, run_dir, source, None, callbacks)
+    return _run(config, run_dir, source, callbacks)
 
 
 def resume(
@@ -110,10 +99,8 @@ def resume(
     directory = _existing(run_dir)
     _check_resumable(overrides)
     config = load_config(directory / "config.yaml", overrides or ())
-    manager = CheckpointManager(directory / "checkpoints")
-    saved = manager.load() if manager.versions() else None
     name = json.loads((directory / "manifest.json").read_text())["name"]
-    return _run(config, directory, name, saved, callbacks, resumed=True)
+    return _run(config, directory, name, callbacks, resumed=True)
 
 
 def evaluate(
@@ -134,14 +121,8 @@ def replay_run(run_dir: str | Path) -> ReplayReport:
     """Repeat a run serially from its schedule and compare the weights with its newest checkpoint's."""
     directory = _existing(run_dir)
     config = load_config(directory / "config.yaml")
-    saved = CheckpointManager(directory / "checkpoints").load()
-    schedule = Schedule.from_records(read_schedule(directory / "schedule.jsonl"))
-    if saved.version == 0:
-        raise ReplayError(f"{directory} has not trained a round yet: there is nothing to repeat")
     with _few_threads(config):
-        learner = Replayer(schedule, _pipeline(config, None, "", ()).plan()).run(saved.version)
-    recorded, repeated = learner_digest(saved.parts["learner"]), learner_digest(learner.state_dict())
-    return ReplayReport(recorded == repeated, repeated, recorded, saved.version)
+        return _pipeline(config, directory, "", ()).replay()
 
 
 def digest(run_dir: str | Path) -> str:
@@ -156,13 +137,12 @@ def _run(
     config: RunConfig,
     run_dir: Path,
     name: str,
-    saved: LoadedCheckpoint | None,
     callbacks: Sequence[Callback],
     resumed: bool = False,
 ) -> Result:
     pipeline = _pipeline(config, run_dir, name, callbacks)
     with _few_threads(config), _stopping_on_signals(pipeline) as interrupted:
-        report = pipeline.run(config.run.rounds, saved=saved, resumed=resumed)
+        report = (pipeline.resume if resumed else pipeline.run)(config.run.rounds)
     return _result(config, run_dir, report, bool(interrupted))
 
 

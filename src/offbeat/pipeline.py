@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from offbeat.adapters import as_collect, as_evaluate, as_learn
-from offbeat.checkpoint import LoadedCheckpoint
+from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
 from offbeat.config.models import AsyncTrainingConfig, RuntimeConfig
+from offbeat.errors import ConfigError, ReplayError
 from offbeat.observe.callbacks import Callback, RunControl, RunSummary
+from offbeat.observe.events import read_schedule
 from offbeat.pacing import PaceConfig
 from offbeat.pacing.messages import DialTurned, Event, GoalReached, StopRequested
-from offbeat.recording import RecordingOptions
+from offbeat.recording import RecordingOptions, learner_digest
+from offbeat.replaying import Replayer, ReplayReport, Schedule
 from offbeat.runtime.base import Plan
 from offbeat.session import Job, Report, Session, Settings
 
@@ -67,17 +70,42 @@ class Pipeline:
         self._requests: deque[Event] = deque()
         self._pace = self._pace_config(rounds=0)
 
-    def run(self, rounds: int, *, saved: LoadedCheckpoint | None = None, resumed: bool = False) -> Report:
-        """Train until ``rounds`` rounds are done (counted from the run's first), and report.
+    def run(self, rounds: int) -> Report:
+        """Train ``rounds`` rounds and report."""
+        if self._run_dir is not None and (self._run_dir / "schedule.jsonl").exists():
+            raise ConfigError(f"run_dir {self._run_dir} already holds a run: resume it, or choose another")
+        return self._run(rounds, None, resumed=False)
 
-        ``resumed`` goes on with what is in the run directory: from ``saved``, or from the beginning.
+    def resume(self, rounds: int) -> Report:
+        """Go on with the run in ``run_dir`` until ``rounds`` rounds are done, counted from its first.
+
+        It goes on from the newest good checkpoint, or from the beginning if there is none yet.
         """
+        manager = self._checkpoints()
+        return self._run(rounds, manager.load() if manager.versions() else None, resumed=True)
+
+    def _run(self, rounds: int, saved: LoadedCheckpoint | None, resumed: bool) -> Report:
         self._pace = self._pace_config(rounds)
-        with Session(self.job(), saved, resumed or saved is not None) as session:
+        with Session(self.job(), saved, resumed) as session:
             session.begin()
             while not session.finished:
                 session.step()
             return session.report()
+
+    def replay(self) -> ReplayReport:
+        """Repeat the run in ``run_dir`` serially and compare the weights with its newest checkpoint's."""
+        saved = self._checkpoints().load()
+        if saved.version == 0:
+            raise ReplayError(f"{self._run_dir} has not trained a round yet: there is nothing to repeat")
+        records = read_schedule(saved.path.parents[1] / "schedule.jsonl")
+        learner = Replayer(Schedule.from_records(records), self.plan()).run(saved.version)
+        recorded, repeated = learner_digest(saved.parts["learner"]), learner_digest(learner.state_dict())
+        return ReplayReport(recorded == repeated, repeated, recorded, saved.version)
+
+    def _checkpoints(self) -> CheckpointManager:
+        if self._run_dir is None:
+            raise ConfigError("without run_dir nothing is saved: give the pipeline a run_dir")
+        return CheckpointManager(self._run_dir / "checkpoints")
 
     def set_off_policy_degree(self, degree: int) -> None:
         """Turn the dial while running, from any thread or callback (-1: hand it to the tuner)."""

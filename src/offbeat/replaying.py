@@ -66,6 +66,16 @@ class Schedule:
         return Schedule({version: tuple(group) for version, group in arrivals.items()}, rounds)
 
 
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """Whether a serial repetition reached the recorded weights, bit for bit."""
+
+    identical: bool
+    digest: str
+    recorded_digest: str
+    rounds: int
+
+
 class Replayer:
     """Repeats a schedule. Each version's tickets are collected when that version is reached.
 

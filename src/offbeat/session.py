@@ -155,6 +155,8 @@ class Session:
 
     def begin(self) -> None:
         """Start the roles, restore them when resuming, and take the first actions."""
+        if self._job.plan.log_dir is not None:
+            self._job.plan.log_dir.mkdir(parents=True, exist_ok=True)
         if self._saved is not None:
             self._restore(self._saved)
         self._learner = self._runtime.start(self._job.plan, self._lanes)

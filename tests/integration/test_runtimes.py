@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -359,3 +360,41 @@ def test_slots_are_not_reused_before_their_segment_was_trained(kind: str) -> Non
 def test_weights_are_required_for_plain_functions() -> None:
     with pytest.raises(ConfigError, match="weights="):
         Pipeline(collect=collect, train=lambda segments: None)
+
+
+class Saved(Averager):
+    """A learner role with a state, so that its runs can be resumed and repeated."""
+
+    def train(self, batch: Batch) -> dict[str, float]:
+        return super().train([segment.data for segment in batch.segments])
+
+    def state_dict(self) -> Any:
+        return {"w": self.w.copy()}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.w = state["w"].copy()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("degree", [0, 2])
+def test_pipeline_of_ones_own_can_be_resumed_and_repeated(kind: str, degree: int, tmp_path: Path) -> None:
+    def pipeline(name: str) -> Pipeline:
+        return Pipeline(
+            collect=collect,
+            train=PerWorker(lambda context: Saved()),
+            runtime=kind,
+            num_workers=2,
+            off_policy_degree=degree,
+            run_dir=tmp_path / name,
+        )
+
+    pipeline("halves").run(rounds=6)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        pipeline("halves").run(rounds=12)
+    resumed = pipeline("halves").resume(rounds=12)
+    assert resumed.version == 12
+    whole = pipeline("whole").run(rounds=12)
+    assert pipeline("halves").replay().identical
+    assert pipeline("whole").replay().identical
+    if degree == 0:
+        assert resumed.digest == whole.digest
