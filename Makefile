@@ -8,6 +8,7 @@ EXTRAS ?= box2d,minatar,tensorboard,dev
 
 run: install
 	$(BIN)/offbeat train cartpole-ppo
+	@echo "To use the command in this shell: . $(BIN)/activate"
 
 test: lint
 	$(BIN)/python -m pytest -m "not slow"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ class PlainCollector:
     """A function ``collect(ticket, weights) -> anything``, or an object that has such a method."""
 
     def __init__(self, target: Any) -> None:
+        target = _own_copy(target)
         self._target = target
         self._collect: Callable[[Ticket, Any], Any] = getattr(target, "collect", target)
 
@@ -108,7 +110,7 @@ def as_collect(collect: Any) -> PerWorker[Collector]:
             f"collect must be a function (ticket, weights), a role or PerWorker, not {collect!r}"
         )
     whole = all(hasattr(collect, name) for name in ("collect", "state_dict", "load_state_dict"))
-    return PerWorker(_Plain(_itself if whole else PlainCollector, collect))
+    return PerWorker(_Plain(_own_copy if whole else PlainCollector, collect))
 
 
 def as_learn(train: Any, weights: Callable[[], Any] | None) -> PerWorker[Learner]:
@@ -142,3 +144,16 @@ def as_evaluate(evaluate: Any) -> PerWorker[Evaluator] | None:
 
 def _itself(target: Any) -> Any:
     return target
+
+
+def _own_copy(target: Any) -> Any:
+    """A copy of a collector object for each worker, in every runtime; functions are shared as they are."""
+    if inspect.isroutine(target):
+        return target
+    try:
+        return copy.deepcopy(target)
+    except Exception as error:
+        raise ConfigError(
+            f"{type(target).__name__} cannot be copied for each worker ({error}): "
+            "give collect=PerWorker(make) with a function that makes one"
+        ) from error

@@ -19,10 +19,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from offbeat import algorithms, load_config
-from offbeat.checkpoint import CheckpointManager
+from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
 from offbeat.config.loader import dump_yaml
 from offbeat.config.models import RunConfig
-from offbeat.errors import CheckpointError, ConfigError
+from offbeat.errors import CheckpointError, ConfigError, EnvError
 from offbeat.observe.callbacks import Callback, RoundInfo, RunControl, RunInfo, RunSummary
 from offbeat.pipeline import Pipeline, Report, Settings
 from offbeat.recording import learner_digest
@@ -44,6 +44,8 @@ _RESUMABLE = (
     "observe.",
 )
 _NOT_RESUMABLE = ("runtime.num_workers",)
+_SIGNAL_LIMIT_S = 8.0
+_UNTIL = "config-until-{}.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class Result:
     eval_return: float | None
     wall_s: float
     env_steps: int
+    steps_per_s: float
     max_staleness: int
     interrupted: bool
     policy: Policy
@@ -83,6 +86,7 @@ def train(
     }
     chosen = _joined(overrides, {key: value for key, value in named.items() if value is not None})
     config = load_config(recipe, chosen)
+    _try_out(config)
     source = _name_of(config, recipe)
     run_dir = _make_run_dir(config, source)
     _write_description(run_dir, config, recipe, chosen)
@@ -95,12 +99,34 @@ def resume(
     overrides: Mapping[str, object] | Sequence[str] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
-    """Go on with a run from its newest good checkpoint, or from its beginning if it has none yet."""
+    """Go on with a run from its newest good checkpoint, or from its beginning if it has none yet.
+
+    Overrides stay with the run: what comes after them goes on with them, also in its replay.
+    """
     directory = _existing(run_dir)
     _check_resumable(overrides)
     config = load_config(directory / "config.yaml", overrides or ())
+    if overrides:
+        _change_config(directory, config, overrides)
     name = json.loads((directory / "manifest.json").read_text())["name"]
     return _run(config, directory, name, callbacks, resumed=True)
+
+
+def _change_config(
+    directory: Path, config: RunConfig, overrides: Mapping[str, object] | Sequence[str]
+) -> None:
+    """Write the settings that hold from now on, and keep those that held until the newest checkpoint."""
+    manager = CheckpointManager(directory / "checkpoints")
+    version = manager.load().version if manager.versions() else 0
+    for path in directory.glob(_UNTIL.format("*")):
+        if int(path.stem.rpartition("-")[2]) >= version:
+            path.unlink()  # of rounds that are trained again
+    before = (directory / "config.yaml").read_text()
+    if version > 0:
+        (directory / _UNTIL.format(f"{version:08d}")).write_text(before)
+    lines = [f"# resumed at version {version} with {line}" for line in _as_lines(overrides)]
+    (directory / "config.yaml").write_text("\n".join(lines) + "\n" + dump_yaml(config))
+    (directory / "resolved.yaml").write_text(dump_yaml(config.resolved()))
 
 
 def evaluate(
@@ -111,7 +137,7 @@ def evaluate(
     chosen = {"eval.episodes": episodes} if episodes is not None else {}
     config = load_config(directory / "config.yaml", chosen)
     manager = CheckpointManager(directory / "checkpoints")
-    saved = manager.load(manager.best() if best else None)
+    saved = _load(manager, manager.best() if best else None)
     seed = derive_seed(config.run.seed, "evaluate", saved.version) if seed is None else seed
     evaluator = _roles(config).evaluate.make(WorkerContext(lane=0, num_lanes=1, seed=seed))
     return {"eval/version": float(saved.version), **evaluator.evaluate(saved.weights, seed)}
@@ -120,14 +146,26 @@ def evaluate(
 def replay_run(run_dir: str | Path) -> ReplayReport:
     """Repeat a run serially from its schedule and compare the weights with its newest checkpoint's."""
     directory = _existing(run_dir)
-    config = load_config(directory / "config.yaml")
-    with _few_threads(config):
-        return _pipeline(config, directory, "", ()).replay()
+    earlier = sorted(directory.glob(_UNTIL.format("*")))
+    configs = [load_config(path) for path in (*earlier, directory / "config.yaml")]
+    pipelines = [_pipeline(config, directory, "", ()) for config in configs]
+    changes = [int(path.stem.rpartition("-")[2]) for path in earlier]
+    later = [(version, pipeline.plan()) for version, pipeline in zip(changes, pipelines[1:], strict=True)]
+    with _few_threads(configs[0]):
+        return pipelines[0].replay(later)
 
 
 def digest(run_dir: str | Path) -> str:
     """A sha256 over the learner of a run's newest good checkpoint: weights, optimizer, statistics."""
-    return learner_digest(CheckpointManager(_existing(run_dir) / "checkpoints").load().parts["learner"])
+    return learner_digest(_load(CheckpointManager(_existing(run_dir) / "checkpoints")).parts["learner"])
+
+
+def _load(manager: CheckpointManager, version: int | None = None) -> LoadedCheckpoint:
+    """Load a checkpoint and say which newer ones were passed over, and why."""
+    saved = manager.load(version)
+    for warning in saved.warnings:
+        print(f"note: {warning}", file=sys.stderr)
+    return saved
 
 
 # ---------------------------------------------------------------- running
@@ -140,7 +178,8 @@ def _run(
     callbacks: Sequence[Callback],
     resumed: bool = False,
 ) -> Result:
-    pipeline = _pipeline(config, run_dir, name, callbacks)
+    goal = _StopAtReturn(config.run.stop_return, _had_reached(run_dir, config) if resumed else False)
+    pipeline = _pipeline(config, run_dir, name, (*callbacks, goal))
     with _few_threads(config), _stopping_on_signals(pipeline) as interrupted:
         report = (pipeline.resume if resumed else pipeline.run)(config.run.rounds)
     return _result(config, run_dir, report, bool(interrupted))
@@ -157,21 +196,34 @@ def _pipeline(config: RunConfig, run_dir: Path | None, name: str, callbacks: Seq
         seed=config.run.seed,
         run_dir=run_dir,
         mode=roles.mode,
+        replay_ratio=roles.replay_ratio,
         settings=settings,
-        callbacks=(*callbacks, _StopAtReturn(config.run.stop_return)),
+        callbacks=callbacks,
         summary=RunSummary(name, config.algorithm.name, config.env.id, "", 0, 0, 0),
     )
+
+
+def _had_reached(run_dir: Path, config: RunConfig) -> bool:
+    """Whether a run that is resumed has its goal behind it."""
+    manager = CheckpointManager(run_dir / "checkpoints")
+    if config.run.stop_return is None or not manager.versions():
+        return False
+    returns = manager.load().parts["meter"]["recent_returns"]
+    return len(returns) >= 100 and sum(returns) / len(returns) >= config.run.stop_return
 
 
 class _StopAtReturn(Callback):
     """Ends the run once the mean return of the last 100 training episodes reaches a goal."""
 
-    def __init__(self, goal: float | None) -> None:
+    def __init__(self, goal: float | None, was_reached: bool = False) -> None:
         self._goal = goal
+        self._was_reached = was_reached
         self._control: RunControl | None = None
 
     def on_start(self, info: RunInfo) -> None:
         self._control = info.control
+        if self._was_reached:
+            info.finish(f"run.stop_return {self._goal:g} was reached before; run.stop_return=null goes on")
 
     def on_round(self, info: RoundInfo) -> None:
         metrics = info.metrics
@@ -179,6 +231,17 @@ class _StopAtReturn(Callback):
             return
         if float(metrics["rollout/return_mean_100"]) >= self._goal:
             self._control.finish(f"the last 100 episodes returned {self._goal:g} or more on average")
+
+
+def _try_out(config: RunConfig) -> None:
+    """Find out what only a try can tell, before the run leaves any trace."""
+    check = algorithms.find(config.algorithm.name).check
+    if check is None:
+        return
+    try:
+        check(config)
+    except EnvError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _roles(config: RunConfig) -> Roles:
@@ -204,11 +267,12 @@ def _result(config: RunConfig, run_dir: Path, report: Report, interrupted: bool)
         run_dir=run_dir,
         reason=report.reason,
         rounds=report.version,
-        digest=report.digest,
+        digest=report.digest or "",
         metrics=report.metrics,
         eval_return=report.eval_metrics.get("eval/return_mean"),
         wall_s=report.wall_s,
-        env_steps=int(float(report.metrics.get("rollout/total_env_steps", 0))),
+        env_steps=report.env_steps,
+        steps_per_s=report.steps_per_s,
         max_staleness=report.max_staleness,
         interrupted=interrupted,
         policy=_roles(config).policy(report.weights),
@@ -233,7 +297,7 @@ def _stopping_on_signals(pipeline: Pipeline) -> Iterator[list[str]]:
         received.append(signal.Signals(number).name)
         if len(received) > 1:
             raise KeyboardInterrupt
-        pipeline.stop(f"interrupted by {received[0]}")
+        pipeline.stop(f"interrupted by {received[0]}", _SIGNAL_LIMIT_S)
 
     if threading.current_thread() is not threading.main_thread():
         yield received

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
+
+from pydantic import ValidationError
 
 from offbeat.adapters import as_collect, as_evaluate, as_learn
 from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
@@ -18,6 +21,7 @@ from offbeat.pacing import PaceConfig
 from offbeat.pacing.messages import DialTurned, Event, GoalReached, StopRequested
 from offbeat.recording import RecordingOptions, learner_digest
 from offbeat.replaying import Replayer, ReplayReport, Schedule
+from offbeat.roles import Learner
 from offbeat.runtime.base import Plan
 from offbeat.session import Job, Report, Session, Settings
 
@@ -58,6 +62,8 @@ class Pipeline:
     ) -> None:
         self._collect = as_collect(collect)
         self._learn = as_learn(train, weights)
+        self._learner: Learner | None = train if isinstance(train, Learner) else None
+        self._initial_state = copy.deepcopy(train.state_dict()) if self._learner is not None else None
         self._evaluate = as_evaluate(evaluate)
         self.settings = _with_overrides(settings or Settings(), off_policy_degree, runtime, num_workers)
         self._segments_per_round = segments_per_round or self.settings.runtime.num_workers
@@ -92,15 +98,35 @@ class Pipeline:
                 session.step()
             return session.report()
 
-    def replay(self) -> ReplayReport:
-        """Repeat the run in ``run_dir`` serially and compare the weights with its newest checkpoint's."""
+    def replay(self, later: Sequence[tuple[int, Plan]] = ()) -> ReplayReport:
+        """Repeat the run in ``run_dir`` serially and compare the weights with its newest checkpoint's.
+
+        ``later`` are the plans of a run that was resumed with other settings, by the version they began at.
+        """
         saved = self._checkpoints().load()
         if saved.version == 0:
             raise ReplayError(f"{self._run_dir} has not trained a round yet: there is nothing to repeat")
         records = read_schedule(saved.path.parents[1] / "schedule.jsonl")
-        learner = Replayer(Schedule.from_records(records), self.plan()).run(saved.version)
+        replayer = Replayer(Schedule.from_records(records), self.plan(), self._pristine_learner())
+        for version, plan in later:
+            replayer.run(min(version, saved.version))
+            replayer.switch(plan)
+        learner = replayer.run(saved.version)
         recorded, repeated = learner_digest(saved.parts["learner"]), learner_digest(learner.state_dict())
         return ReplayReport(recorded == repeated, repeated, recorded, saved.version)
+
+    def _pristine_learner(self) -> Learner | None:
+        """A copy of a learner object as it was when the pipeline was made; None for one made anew anyhow."""
+        if self._learner is None:
+            return None
+        try:
+            learner = copy.deepcopy(self._learner)
+        except Exception as error:
+            raise ReplayError(
+                f"the learner cannot be copied for a replay ({error}): give train=PerWorker(make) instead"
+            ) from error
+        learner.load_state_dict(copy.deepcopy(self._initial_state))
+        return learner
 
     def _checkpoints(self) -> CheckpointManager:
         if self._run_dir is None:
@@ -112,9 +138,12 @@ class Pipeline:
         self._pace.check_degree(degree)
         self._requests.append(DialTurned(degree))
 
-    def stop(self, reason: str = "stopped") -> None:
-        """Finish cleanly after the round at hand, from any thread, callback or signal handler."""
-        self._requests.append(StopRequested(reason))
+    def stop(self, reason: str = "stopped", within_s: float | None = None) -> None:
+        """Finish cleanly after the round at hand, from any thread, callback or signal handler.
+
+        A run that does not end ``within_s`` seconds ends without a last checkpoint.
+        """
+        self._requests.append(StopRequested(reason, within_s))
 
     def control(self) -> RunControl:
         """What a callback can do to the run."""
@@ -196,8 +225,12 @@ def _with_overrides(
     dial = {} if degree is None else {"off_policy_degree": degree}
     runtime: dict[str, Any] = {} if kind is None else {"kind": kind}
     runtime |= {} if num_workers is None else {"num_workers": num_workers}
-    return replace(
-        settings,
-        async_training=AsyncTrainingConfig(**{**settings.async_training.model_dump(), **dial}),
-        runtime=RuntimeConfig(**{**settings.runtime.model_dump(), **runtime}),
-    )
+    try:
+        return replace(
+            settings,
+            async_training=AsyncTrainingConfig(**{**settings.async_training.model_dump(), **dial}),
+            runtime=RuntimeConfig(**{**settings.runtime.model_dump(), **runtime}),
+        )
+    except ValidationError as error:
+        lines = [f"{found['loc'][-1]}: {found['msg']}, not {found['input']!r}" for found in error.errors()]
+        raise ConfigError("; ".join(lines)) from None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -40,6 +41,8 @@ from offbeat.replaying import Arrival, Round
 from offbeat.runtime.base import EvalEnded, LaneStart, RoundDone
 from offbeat.types import Array, Batch, Metrics, Segment, StateTree, Ticket
 
+_log = logging.getLogger(__name__)
+
 
 def learner_digest(state: StateTree) -> str:
     """A sha256 over everything a learner is: parameters, optimizer, statistics."""
@@ -65,11 +68,17 @@ class RecordingOptions:
 class _Files:
     """The open files of a run directory."""
 
-    def __init__(self, directory: Path, options: RecordingOptions, resumed_from: int | None) -> None:
-        self.events = EventLog(directory / "events.jsonl")
-        self.schedule = ScheduleLog(directory / "schedule.jsonl")
-        self.log = open_log(directory / "logs", "run")
-        self.learner_log = open_log(directory / "logs", "learner")
+    def __init__(
+        self,
+        directory: Path,
+        options: RecordingOptions,
+        resumed_from: int | None,
+        on_fault: Callable[[str], None],
+    ) -> None:
+        self.events = EventLog(directory / "events.jsonl", on_fault=on_fault)
+        self.schedule = ScheduleLog(directory / "schedule.jsonl", on_fault)
+        self.log = open_log(directory / "logs", "run", on_fault=on_fault)
+        self.learner_log = open_log(directory / "logs", "learner", on_fault=on_fault)
         self.stats = StatsLog(self.log, options.observe.stats_interval_s)
         self.sinks: SinkList = make_sinks(
             directory,
@@ -78,6 +87,7 @@ class _Files:
             wandb_project=options.observe.wandb_project,
             name=options.summary.name,
             resumed_from=resumed_from,
+            on_fault=on_fault,
         )
         keep = options.checkpoint
         self.checkpoints = CheckpointManager(directory / "checkpoints", keep.keep, keep.keep_best)
@@ -102,12 +112,16 @@ class Recorder:
         self._meter = PaceMeter(options.summary.num_workers, options.dial.staleness_threshold)
         self._system = SystemMonitor()
         self._files: _Files | None = None
+        self._faults: deque[str] = deque()  # of files, from any thread: told by the main thread when it can
         self._begun_s = perf_counter()
         self._scores: dict[int, float] = {}
         self._eval_skipped = 0
         self._finish: Finish | None = None
         self._saves_nothing = False
         self._issued_at_s: dict[int, float] = {}
+        self._first_ticket_s: float | None = None
+        self._last_round_s: float | None = None
+        self._steps_before = 0
         self.max_staleness = 0
         self.last_metrics: dict[str, MetricValue] = {}
         self.last_eval: Metrics = {}
@@ -119,20 +133,31 @@ class Recorder:
         version = saved.version if saved is not None else 0
         if saved is not None:
             self._meter.load_state_dict(saved.parts["meter"])
+            self._steps_before = self._meter.env_steps
             self.max_staleness = saved.parts["recorder"]["max_staleness"]
             self._eval_skipped = self._coordinator.eval_skipped
         if self._options.directory is not None:
-            self._files = _Files(self._options.directory, self._options, version if resumed else None)
-            if resumed:
-                self._files.schedule.truncate(
-                    saved.parts["recorder"]["schedule_offset"] if saved is not None else 0
-                )
+            self._files = self._open(self._options.directory, saved, resumed)
         self._event("resume" if resumed else "start", {"version": version})
         self._callbacks.on_start(RunInfo(self._options.summary, control, version if resumed else None))
         for warning in saved.warnings if saved is not None else ():
             self.notice(warning)
         if resumed and saved is None:
             self.notice("the run was killed before its first checkpoint: it starts again from round 0")
+
+    def _open(self, directory: Path, saved: LoadedCheckpoint | None, resumed: bool) -> _Files:
+        own = saved.parts["recorder"] if saved is not None else {}
+        version = saved.version if saved is not None else 0
+        try:
+            files = _Files(directory, self._options, version if resumed else None, self._faults.append)
+            if resumed:
+                files.schedule.truncate(own.get("schedule_offset", 0), own.get("schedule_gap", False))
+        except OSError as error:
+            raise OffbeatError(
+                f"the run directory {directory} cannot be written: {error}. "
+                "Free disk space, make it writable or choose another run.dir"
+            ) from error
+        return files
 
     def finished(self, finish: Finish) -> None:
         """The coordinator said that the run is over."""
@@ -143,6 +168,7 @@ class Recorder:
         reason = self._finish.reason if self._finish is not None else str(error)
         version, seconds = self._coordinator.version, perf_counter() - self._begun_s
         try:
+            self._tell_faults()
             self._event("finish", {"version": version, "reason": reason, "failed": error is not None})
             info = FinishInfo(
                 version, reason.splitlines()[0] if reason else "", seconds, self.last_metrics, error
@@ -156,12 +182,18 @@ class Recorder:
                     self._files.log.error("%s", error)
                 self._files.close()
                 self._files = None
+            while self._faults:  # of the last lines: the console is closed by now
+                _log.warning(self._faults.popleft())
 
     def notice(self, text: str) -> None:
         """Tell the user something that is worth a line."""
         self._event("notice", {"text": text})
         self._log(logging.WARNING, text)
         self._callbacks.on_notice(text)
+
+    def _tell_faults(self) -> None:
+        while self._faults:
+            self.notice(self._faults.popleft())
 
     def _event(self, kind: str, fields: Mapping[str, Any]) -> None:
         if self._files is not None:
@@ -176,6 +208,7 @@ class Recorder:
     def issued(self, ticket: Ticket) -> None:
         """A ticket goes to its collector."""
         now_s = perf_counter()
+        self._first_ticket_s = self._first_ticket_s or now_s
         self._meter.issued(ticket, now_s)
         if self._options.dial.enable_async_debug_log:
             self._issued_at_s[ticket.number] = now_s
@@ -220,6 +253,7 @@ class Recorder:
         """A round was trained."""
         self.max_staleness = max(self.max_staleness, *batch.staleness(), 0)
         self._meter.train_ended(done.ended_s, done.metrics)
+        self._last_round_s = done.ended_s
         tickets = tuple(segment.ticket.number for segment in batch.segments)
         if self._files is None:
             return
@@ -230,6 +264,18 @@ class Recorder:
             for segment in batch.segments:
                 issued_at_s = self._issued_at_s.pop(segment.ticket.number, done.ended_s)
                 self._ticket("trained", segment.ticket, done.ended_s - issued_at_s)
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps since the run's first round."""
+        return self._meter.env_steps
+
+    @property
+    def steps_per_s(self) -> float:
+        """Environment steps per second of this start of the run, from its first ticket to its last round."""
+        if self._first_ticket_s is None or self._last_round_s is None:
+            return 0.0
+        return (self.env_steps - self._steps_before) / (self._last_round_s - self._first_ticket_s)
 
     def signals(self) -> Signals:
         """What the last round measured, for the tuner."""
@@ -247,6 +293,7 @@ class Recorder:
             self._event("round", {"version": version, "metrics": metrics})
             self._files.sinks.write(version, metrics)
             self._files.stats.write_if_due(metrics, now_s)
+        self._tell_faults()
 
     def _view(self) -> PaceView:
         coordinator, counts = self._coordinator, self._coordinator.counts()
@@ -309,8 +356,11 @@ class Recorder:
         if score is None or self._files is None:
             return
         self._scores[version] = score
-        if version in self._files.checkpoints.versions():
-            self._files.checkpoints.set_score(version, score)
+        try:
+            if version in self._files.checkpoints.versions():
+                self._files.checkpoints.set_score(version, score)
+        except CheckpointError as error:
+            self.notice(f"the score of version {version} was not saved: {error}")
 
     # ------------------------------------------------------------ checkpoints
 
@@ -322,12 +372,9 @@ class Recorder:
             self._say_once_that_nothing_is_saved()
             return
         started_s = perf_counter()
-        offset = self._files.schedule.offset()
-        own = {"max_staleness": self.max_staleness, "schedule_offset": offset}
-        whole = {**parts, "meter": self._meter.state_dict(), "recorder": own}
         try:
             score = self._scores.get(version)
-            path = self._files.checkpoints.save(version, whole, _as_arrays(weights), score)
+            path = self._files.checkpoints.save(version, parts, _as_arrays(weights), score)
         except CheckpointError as error:
             self.notice(f"checkpoint of version {version} failed: {error}")
             return
@@ -335,6 +382,14 @@ class Recorder:
         self._meter.paused(seconds)
         self._event("checkpoint", {"version": version, "path": path.name, "seconds": seconds})
         self._callbacks.on_checkpoint(CheckpointInfo(version, path, seconds, score))
+
+    def state_dict(self) -> dict[str, StateTree]:
+        """The recorder's parts of a checkpoint, as of now."""
+        own: dict[str, StateTree] = {"max_staleness": self.max_staleness}
+        if self._files is not None:
+            schedule = self._files.schedule
+            own |= {"schedule_offset": schedule.offset(), "schedule_gap": schedule.gap}
+        return {"meter": self._meter.state_dict(), "recorder": own}
 
     def _say_once_that_nothing_is_saved(self) -> None:
         if not self._saves_nothing:

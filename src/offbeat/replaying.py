@@ -56,6 +56,8 @@ class Schedule:
         rounds = {}
         for record in records:
             fields = {name: value for name, value in record.items() if name != "kind"}
+            if record["kind"] == "gap":
+                raise ReplayError("the schedule has a gap: the disk was full while the run went on")
             if record["kind"] == "segment":
                 arrival = Arrival(**fields)
                 arrivals.setdefault(arrival.version, []).append(arrival)
@@ -83,21 +85,28 @@ class Replayer:
     collector's own order; and order across collectors does not matter, since they share nothing.
     """
 
-    def __init__(self, schedule: Schedule, plan: Plan) -> None:
+    def __init__(self, schedule: Schedule, plan: Plan, learner: Learner | None = None) -> None:
         self._schedule = schedule
         self._plan = plan
-        self._learner = plan.make_learner()
+        self._learner = learner or plan.make_learner()
+        self._version = 0
         self._runners: dict[int, tuple[int, CollectorRunner]] = {}
         self._segments: dict[int, Segment] = {}
 
     def run(self, until_version: int) -> Learner:
-        """Train rounds 0 … ``until_version`` - 1 again; return the learner as it then is."""
-        for version in range(until_version):
+        """Train again, up to and without round ``until_version``; return the learner as it then is."""
+        for version in range(self._version, until_version):
             weights = self._learner.weights()
             for arrival in self._schedule.arrivals.get(version, ()):
                 self._segments[arrival.ticket] = self._collect(arrival, weights)
             self._train(version)
+            self._version = version + 1
         return self._learner
+
+    def switch(self, plan: Plan) -> None:
+        """Go on with a learner of other settings, as a run that was resumed with them did."""
+        self._plan = plan
+        self._learner = plan.make_learner(self._learner.state_dict())
 
     def _collect(self, arrival: Arrival, weights: Any) -> Segment:
         incarnation, runner = self._runners.get(arrival.lane, (-1, None))

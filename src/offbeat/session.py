@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from offbeat.checkpoint import LoadedCheckpoint
+from offbeat.checkpoint.lock import RunLock
 from offbeat.config.models import (
     AsyncTrainingConfig,
     CheckpointConfig,
@@ -18,7 +19,7 @@ from offbeat.config.models import (
     ObserveConfig,
     RuntimeConfig,
 )
-from offbeat.errors import CollectError, OffbeatError, StallError
+from offbeat.errors import CheckpointError, CollectError, OffbeatError, StallError
 from offbeat.observe.callbacks import MetricValue, RunControl
 from offbeat.pacing import Coordinator, Counts, PaceConfig
 from offbeat.pacing.messages import (
@@ -42,7 +43,6 @@ from offbeat.pacing.messages import (
 )
 from offbeat.recording import Recorder, RecordingOptions, learner_digest
 from offbeat.replay import StreamStore
-from offbeat.roles import Learner
 from offbeat.runtime.base import (
     Broken,
     CollectorDown,
@@ -54,6 +54,7 @@ from offbeat.runtime.base import (
     RoundDone,
     Runtime,
     SegmentReady,
+    SnapshotTaken,
     WeightsFailed,
     WeightsOut,
 )
@@ -61,10 +62,11 @@ from offbeat.runtime.inline import InlineRuntime
 from offbeat.runtime.processes import ProcessRuntime
 from offbeat.runtime.threads import ThreadRuntime
 from offbeat.seeding import derive_seed
-from offbeat.types import Batch, Metrics, Ticket
+from offbeat.types import Batch, Metrics, StateTree, Ticket
 
 _POLL_S = 0.25
-_STOP_LIMIT_S = 8.0
+_AWAY_S = 2.0
+_MOST_FAILURES = 3
 _RUNTIMES: dict[str, Callable[[], Runtime]] = {
     "inline": InlineRuntime,
     "threads": ThreadRuntime,
@@ -85,7 +87,11 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a run ended. ``metrics`` are the last round's, ``eval_metrics`` the last evaluation's."""
+    """How a run ended. ``metrics`` are the last round's, ``eval_metrics`` the last evaluation's.
+
+    ``env_steps`` counts from the run's first round, ``steps_per_s`` what this start of it trained, from its
+    first ticket to the end of its last round.
+    """
 
     version: int
     reason: str
@@ -93,9 +99,11 @@ class Report:
     metrics: dict[str, MetricValue]
     eval_metrics: Metrics
     wall_s: float
+    env_steps: int
+    steps_per_s: float
     max_staleness: int
     weights: Any
-    digest: str
+    digest: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +131,21 @@ class Session:
         self._store = StreamStore()
         self._lanes = [LaneStart() for _ in range(self._settings.runtime.num_workers)]
         self._recorder = Recorder(job.recording, self._coordinator)
-        self._learner: Learner
+        self._snapshots: deque[tuple[int, dict[str, StateTree] | None]] = deque()  # asked for: version, rest
+        self._snapshot: SnapshotTaken | None = None
+        self._snapshot_version = -1
         self._started_at_s: dict[int, float] = {}  # lane -> since when its first ticket runs
         self._tickets: dict[int, list[int]] = {}  # lane -> tickets it has, in order
         self._batch: Batch | None = None
-        self._train_by_s = math.inf
+        self._train_by_s = self._publish_by_s = math.inf
         self._evaluating: tuple[int, float] | None = None  # version, and when patience ends
         self._restarts = 0
+        self._failures: dict[int, int] = {}  # ticket -> collectors that were lost over it
         self._progress_s = self._begun_s = perf_counter()
         self._wake_s: float | None = None
         self._stop_by_s = math.inf
         self._finish: Finish | None = None
+        self._lock: RunLock | None = None
 
     # ------------------------------------------------------------ life
 
@@ -147,22 +159,28 @@ class Session:
             self._runtime.close()
         finally:
             self._recorder.close(error)
+            if self._lock is not None:
+                self._lock.release()
 
     @property
     def finished(self) -> bool:
-        """Whether the coordinator has said so."""
-        return self._finish is not None
+        """Whether the coordinator has said so, and the learner has handed over what is left of it."""
+        return self._finish is not None and not self._snapshots
 
     def begin(self) -> None:
         """Start the roles, restore them when resuming, and take the first actions."""
         if self._job.plan.log_dir is not None:
             self._job.plan.log_dir.mkdir(parents=True, exist_ok=True)
+            self._lock = RunLock(self._job.plan.log_dir.parent)
         if self._saved is not None:
             self._restore(self._saved)
-        self._learner = self._runtime.start(self._job.plan, self._lanes)
-        if self._saved is not None:
-            self._learner.load_state_dict(self._saved.parts["learner"])
+        state = self._saved.parts["learner"] if self._saved is not None else None
+        self._runtime.start(self._job.plan, self._lanes, state)
         self._recorder.begin(self._saved, self._resumed, self._job.control)
+        if self._saved is not None and any(lane.state is None for lane in self._lanes):
+            self._recorder.notice(
+                "collectors without a saved state start anew: their running episodes restart"
+            )
         self._perform(self._coordinator.start(perf_counter()))
 
     def _restore(self, saved: LoadedCheckpoint) -> None:
@@ -173,24 +191,31 @@ class Session:
 
     def step(self) -> None:
         """Wait for something to happen, or for a time the coordinator asked for, and deal with it."""
-        for happening in self._runtime.wait(self._patience_s()):
+        asked_s, patience_s = perf_counter(), self._patience_s()
+        happened = self._runtime.wait(patience_s)
+        if (away_s := perf_counter() - asked_s - patience_s) > _AWAY_S:  # the whole machine slept, say
+            asked_s -= self._shift_deadlines(away_s)
+        for happening in happened:
             self._progress_s = perf_counter()
-            self._take(happening)
+            if self._finish is None or isinstance(happening, SnapshotTaken | Broken):
+                self._take(happening)
         while self._job.requests:
             request = self._job.requests.popleft()
             self._recorder.requested(request)
-            if isinstance(request, StopRequested):
-                self._stop_by_s = min(self._stop_by_s, perf_counter() + _STOP_LIMIT_S)
-            self._tell(request)
+            if isinstance(request, StopRequested) and request.within_s is not None:
+                self._stop_by_s = min(self._stop_by_s, perf_counter() + request.within_s)
+            if self._finish is None:
+                self._tell(request)
         if self._wake_s is not None and perf_counter() >= self._wake_s:
             self._tell(Clock())
-        self._check_deadlines()
+        self._check_deadlines(asked_s)
 
     def report(self) -> Report:
         """Sum the run up."""
         assert self._finish is not None
         if self._finish.failed:
             raise OffbeatError(self._finish.reason)
+        assert self._snapshot is not None
         return Report(
             version=self._coordinator.version,
             reason=self._finish.reason,
@@ -198,9 +223,11 @@ class Session:
             metrics=self._recorder.last_metrics,
             eval_metrics=self._recorder.last_eval,
             wall_s=perf_counter() - self._begun_s,
+            env_steps=self._recorder.env_steps,
+            steps_per_s=self._recorder.steps_per_s,
             max_staleness=self._recorder.max_staleness,
-            weights=self._learner.weights(),
-            digest=learner_digest(self._learner.state_dict()),
+            weights=self._snapshot.weights,
+            digest=_digest(self._snapshot.state),
         )
 
     # ------------------------------------------------------------ what happened
@@ -222,12 +249,18 @@ class Session:
             case RoundDone():
                 self._round_done(happening)
             case WeightsOut(version, seconds):
+                self._publish_by_s = math.inf
                 self._recorder.published(version, seconds)
                 self._tell(Published(version))
             case WeightsFailed(version, reason):
+                self._publish_by_s = math.inf
                 self._recorder.publish_failed(version, reason)
                 self._tell(PublishFailed(version, reason))
+            case SnapshotTaken():
+                self._snapshot_taken(happening)
             case EvalEnded(version):
+                if self._evaluating is None or self._evaluating[0] != version:
+                    return  # given up before it ended
                 self._evaluating = None
                 self._recorder.evaluated(happening)
                 self._tell(EvalDone(version))
@@ -257,6 +290,12 @@ class Session:
         self._lanes[lane] = _revived(before := self._lanes[lane])
         restored = before.incarnation == self._lanes[lane].incarnation
         self._recorder.worker_lost(lane, reason, self._restarts, restored)
+        if self._tickets.get(lane):
+            ticket = self._tickets[lane][0]
+            self._failures[ticket] = self._failures.get(ticket, 0) + 1
+            if self._failures[ticket] >= _MOST_FAILURES:
+                text = f"ticket {ticket} took {_MOST_FAILURES} collectors down and would take more"
+                raise CollectError(f"{text}; the last one: {reason}")
         if self._restarts > self._settings.runtime.max_worker_restarts:
             raise CollectError(
                 f"{self._restarts} collectors were lost, more than runtime.max_worker_restarts allows; "
@@ -279,6 +318,7 @@ class Session:
                     self._recorder.train_started(self._batch)
                     self._runtime.train(self._batch)
                 case Publish(version):
+                    self._publish_by_s = perf_counter() + self._settings.async_training.sync_timeout
                     self._runtime.publish(version)
                 case Evaluate(version, blocking):
                     seed = derive_seed(self._job.plan.seed, "evaluate", version)
@@ -289,6 +329,8 @@ class Session:
                 case Finish():
                     self._finish = action
                     self._recorder.finished(action)
+                    if not action.failed and self._snapshot_version != self._coordinator.version:
+                        self._ask_for_snapshot(self._coordinator.version, None)
 
     def _issue(self, ticket: Ticket) -> None:
         waiting = self._tickets.setdefault(ticket.lane, [])
@@ -299,14 +341,22 @@ class Session:
         self._runtime.collect(ticket)
 
     def _checkpoint(self, version: int) -> None:
+        """Keep everything but the learner as it is now, until the learner's snapshot is there."""
         collectors = [{"incarnation": lane.incarnation, "state": lane.state} for lane in self._lanes]
-        parts = {
-            "learner": self._learner.state_dict(),
-            "coordinator": self._coordinator.state_dict(),
-            "collectors": collectors,
-            "store": self._store.state_dict(),
-        }
-        self._recorder.checkpoint(version, parts, self._learner.weights())
+        coordinator, store = self._coordinator.state_dict(), self._store.state_dict()
+        own = self._recorder.state_dict()
+        parts = {"coordinator": coordinator, "collectors": collectors, "store": store, **own}
+        self._ask_for_snapshot(version, parts)
+
+    def _ask_for_snapshot(self, version: int, parts: dict[str, StateTree] | None) -> None:
+        self._snapshots.append((version, parts))
+        self._runtime.snapshot()
+
+    def _snapshot_taken(self, snapshot: SnapshotTaken) -> None:
+        version, parts = self._snapshots.popleft()
+        self._snapshot, self._snapshot_version = snapshot, version
+        if parts is not None:
+            self._recorder.checkpoint(version, {"learner": snapshot.state, **parts}, snapshot.weights)
 
     # ------------------------------------------------------------ deadlines
 
@@ -315,40 +365,65 @@ class Session:
             return _POLL_S
         return min(_POLL_S, max(0.0, self._wake_s - perf_counter()))
 
-    def _check_deadlines(self) -> None:
-        """No wait without an end: what can be replaced is replaced, a run that stands still ends."""
-        now_s, dial = perf_counter(), self._settings.async_training
+    def _shift_deadlines(self, by_s: float) -> float:
+        """Nobody is to blame for time in which this process did not run either."""
+        self._started_at_s = {lane: since_s + by_s for lane, since_s in self._started_at_s.items()}
+        self._progress_s += by_s
+        self._train_by_s += by_s
+        self._publish_by_s += by_s
+        if self._evaluating is not None:
+            self._evaluating = (self._evaluating[0], self._evaluating[1] + by_s)
+        return by_s
+
+    def _check_deadlines(self, asked_s: float) -> None:
+        """No wait without an end: what can be replaced is replaced, a run that stands still ends.
+
+        A collector is judged by the time at which it was last asked: what had arrived by then has been
+        taken, however long the driver itself was busy since.
+        """
+        dial = self._settings.async_training
         for lane, tickets in self._tickets.items():
-            if tickets and now_s - self._started_at_s[lane] > dial.generation_timeout:
+            if tickets and asked_s - self._started_at_s[lane] > dial.generation_timeout:
                 waited = f"hung: ticket {tickets[0]} took more than {dial.generation_timeout:g} s"
-                self._started_at_s[lane] = now_s
+                self._started_at_s[lane] = perf_counter()
                 self._runtime.kill_lane(lane, waited)
-        if self._evaluating is not None and now_s > self._evaluating[1]:
+        if self._evaluating is not None and asked_s > self._evaluating[1]:
             self._give_up_evaluation(self._evaluating[0])
-        if self._finish is None and (stall := self._stall(now_s)):
-            raise StallError(f"{stall}: {self._coordinator.waiting_for()}")
+        if not self.finished and (stall := self._stall(asked_s)):
+            raise StallError(stall)
 
     def _give_up_evaluation(self, version: int) -> None:
         limit = f"took more than {self._settings.eval.timeout_s:g} s (eval.timeout_s)"
-        if not self._settings.async_training.enable_async_eval:
-            raise StallError(f"the evaluation of version {version} {limit}")
-        self._evaluating = None
+        is_blocking = not self._settings.async_training.enable_async_eval
+        is_last = self._coordinator.version >= self._job.pace.rounds
+        if is_blocking and not (is_last and self._snapshot_version == version):
+            raise StallError(f"the evaluation of version {version}, which training waits for, {limit}")
         self._runtime.give_up_evaluation(version, f"the evaluation of version {version} {limit}")
 
     def _stall(self, now_s: float) -> str | None:
-        """Which deadline of the whole run is over, in words."""
+        """Which deadline of the whole run is over, and who waits for whom, in words."""
+        dial = self._settings.async_training
+        waiting = self._coordinator.waiting_for()
         if now_s > self._stop_by_s:
-            return f"asked to stop, it did not within {_STOP_LIMIT_S:g} s and ends without a last checkpoint"
-        if self._batch is not None:
+            return f"asked to stop, the run did not end in time and has no last checkpoint: {waiting}"
+        if now_s > self._publish_by_s:
+            return f"the learner did not publish its weights in {dial.sync_timeout:g} s (sync_timeout)"
+        if self._batch is not None or self._snapshots:
             limit_s = self._settings.runtime.train_timeout_s
-            return (
-                f"a round took more than {limit_s:g} s (runtime.train_timeout_s)"
-                if now_s > self._train_by_s
-                else None
-            )
-        limit_s = self._settings.async_training.batch_timeout
-        if self._evaluating is None and now_s - self._progress_s > limit_s:
-            return f"nothing happened for {limit_s:g} s (async_training.batch_timeout)"
+            is_over = now_s > self._train_by_s
+            return f"a round took more than {limit_s:g} s (train_timeout_s): {waiting}" if is_over else None
+        if self._evaluating is None and now_s - self._progress_s > dial.batch_timeout:
+            return f"nothing happened for {dial.batch_timeout:g} s (batch_timeout): {waiting}"
+        return None
+
+
+def _digest(state: StateTree) -> str | None:
+    """The digest of a learner's state, None when it has none or one that cannot be saved."""
+    if state is None:
+        return None
+    try:
+        return learner_digest(state)
+    except CheckpointError:
         return None
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ import psutil
 import pytest
 
 import offbeat
-from offbeat.errors import CollectError, OffbeatError
-from offbeat.observe.events import read_events, read_rounds
+from offbeat.errors import CollectError, OffbeatError, ReplayError
+from offbeat.observe.callbacks import RoundInfo
+from offbeat.observe.events import read_events, read_rounds, read_schedule
 from tests.conftest import SMALL
 
 Run = Callable[..., Any]
@@ -132,16 +135,137 @@ def test_killing_workers_from_outside_keeps_every_promise(degree: int, tmp_path:
     assert offbeat.replay_run(directory).identical
 
 
-def test_stopped_evaluator_never_stops_training(tmp_path: Path) -> None:
-    directory = tmp_path / "evaluator"
-    overrides = ["run.rounds=150", "async_training.enable_async_eval=true", "eval.interval_rounds=10"]
-    process = start(directory, *overrides)
-    wait_for_rounds(directory, 30, process)
-    for child in psutil.Process(process.pid).children():
-        if len(psutil.Process(process.pid).children()) > 2:
-            newest = max(psutil.Process(process.pid).children(), key=lambda c: c.create_time())
+def kill_evaluator(process: subprocess.Popen[bytes]) -> psutil.Process:
+    """Wait for a worker beside the two collectors and kill it; return it."""
+    driver, give_up_s = psutil.Process(process.pid), time.monotonic() + 60
+    while time.monotonic() < give_up_s:
+        workers = driver.children()
+        if len(workers) > 2:
+            newest = max(workers, key=lambda worker: worker.create_time())
             newest.kill()
-            break
+            return newest
+        assert process.poll() is None, "the run ended without an evaluator"
+        time.sleep(0.005)
+    raise AssertionError("no evaluator came up")
+
+
+def test_killed_evaluator_never_stops_training(tmp_path: Path) -> None:
+    directory = tmp_path / "evaluator"
+    slow = ["eval.episodes=200", "eval.num_envs=1", "eval.interval_rounds=10"]
+    process = start(directory, "run.rounds=150", "async_training.enable_async_eval=true", *slow)
+    wait_for_rounds(directory, 5, process)
+    evaluator = kill_evaluator(process)
     assert process.wait(timeout=90) == 0
-    rounds = read_rounds(directory / "events.jsonl")
-    assert len(rounds) == 150
+    assert not evaluator.is_running()
+    events = read_events(directory / "events.jsonl")
+    failed = [
+        i for i, e in enumerate(events) if e["kind"] == "notice" and "evaluation of version" in e["text"]
+    ]
+    assert len(failed) == 1
+    assert "SIGKILL" in events[failed[0]]["text"]
+    assert any(event["kind"] == "eval" for event in events[failed[0] :]), "the next one has a new process"
+    assert not lost(directory), "no collector was hit"
+    assert len(read_rounds(directory / "events.jsonl")) == 150
+
+
+def test_asynchronous_run_killed_half_way_can_be_resumed_and_replayed(tmp_path: Path) -> None:
+    directory = tmp_path / "killed"
+    dial = "async_training.off_policy_degree=3"
+    process = start(directory, "run.rounds=120", "checkpoint.interval_rounds=7", dial)
+    wait_for_rounds(directory, 30, process)
+    process.kill()
+    process.wait(timeout=10)
+    result = offbeat.resume(directory)
+    assert result.rounds == 120
+    assert result.max_staleness <= 3
+    report = offbeat.replay_run(directory)
+    assert report.identical and report.digest == result.digest
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 MB."""
+    where = tmp_path / "disk"
+    where.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(where)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no mount command")
+    if done.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {done.stderr.strip()}")
+    yield where
+    subprocess.run(["umount", "--lazy", str(where)], timeout=20, check=True)
+
+
+class FullForAWhile(offbeat.Callback):
+    """Fills the disk after round 5 and frees it after round 40."""
+
+    def __init__(self, disk: Path) -> None:
+        self._filler = disk / "filler"
+        self.notices: list[str] = []
+
+    def on_round(self, info: RoundInfo) -> None:
+        if info.version == 5:
+            self._fill()
+        elif info.version == 40:
+            self._filler.unlink()
+
+    def _fill(self) -> None:
+        with self._filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+
+    def on_notice(self, text: str) -> None:
+        self.notices.append(text)
+
+
+@pytest.mark.parametrize("kind", ["inline", "processes"])
+def test_full_disk_does_not_end_a_run(kind: str, small_run: Run, small_disk: Path) -> None:
+    pytest.importorskip("tensorboard")
+    directory, watch = small_disk / "run", FullForAWhile(small_disk)
+    settings = {
+        "run.dir": str(directory),
+        "runtime.kind": kind,
+        "observe.tensorboard": True,
+        "checkpoint.interval_rounds": 4,
+        "eval.interval_rounds": 4,
+    }
+    result = small_run(settings, rounds=60, off_policy_degree=1, callbacks=[watch])
+    assert result.rounds == 60
+    said = "\n".join(watch.notices)
+    for what in (
+        "events.jsonl cannot",
+        "schedule.jsonl cannot",
+        "TensorBoardSink gets no more",
+        "checkpoint",
+    ):
+        assert what in said, said
+    assert said.count("events.jsonl cannot be written") == 1
+    kinds = [event["kind"] for event in read_events(directory / "events.jsonl")]
+    assert "gap" in kinds and kinds[-1] == "finish"
+    assert read_rounds(directory / "events.jsonl")[-1]["version"] == 60
+    assert {"kind": "gap"} in read_schedule(directory / "schedule.jsonl")
+    assert offbeat.digest(directory) == result.digest, "checkpoints are written again once there is room"
+    with pytest.raises(ReplayError):
+        offbeat.replay_run(directory)
+
+
+def test_score_that_cannot_be_saved_does_not_end_a_run(
+    small_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr("offbeat.checkpoint.files.replace_bytes", full)
+    watch = FullForAWhile(tmp_path)
+    settings = {"runtime.kind": "inline", "eval.interval_rounds": 1, "checkpoint.interval_rounds": 1}
+    result = small_run(settings, rounds=3, callbacks=[watch])
+    assert result.rounds == 3
+    assert any("the score of version" in text and "No space left" in text for text in watch.notices)
+
+
+def test_ticket_that_always_kills_its_collector_ends_the_run_early(small_run: Run) -> None:
+    settings = {**faulty("Kill", at_step=3), "runtime.num_workers": 1}
+    with pytest.raises(CollectError, match=r"(?s)ticket 0 took 3 collectors down.*SIGKILL"):
+        small_run(settings)

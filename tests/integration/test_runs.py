@@ -215,3 +215,42 @@ def test_callbacks_add_metrics(small_run: Run) -> None:
     assert result.metrics["mine/version_squared"] == 36.0
     rounds = read_rounds(result.run_dir / "events.jsonl")
     assert rounds[1]["metrics"]["mine/version_squared"] == 4.0
+
+
+def test_run_resumed_with_other_settings_can_be_repeated(small_run: Run) -> None:
+    first = small_run({"runtime.kind": "inline", "algorithm.lr_schedule": "linear"})
+    offbeat.resume(first.run_dir, overrides={"run.rounds": 9, "async_training.off_policy_degree": 2})
+    again = offbeat.resume(first.run_dir, overrides=["run.rounds=12"])
+    assert again.rounds == 12
+    assert offbeat.replay_run(first.run_dir).identical
+    assert offbeat.resume(first.run_dir).rounds == 12, "overrides stay with the run"
+
+
+def test_run_that_is_being_written_cannot_be_resumed(small_run: Run) -> None:
+    class ResumeMeanwhile(offbeat.Callback):
+        def on_start(self, info: Any) -> None:
+            self.directory = info.summary.directory
+
+        def on_round(self, info: Any) -> None:
+            if info.version == 2:
+                with pytest.raises(CheckpointError, match=r"being written by another process \(pid \d+\)"):
+                    offbeat.resume(self.directory)
+
+    assert small_run({"runtime.kind": "inline"}, callbacks=[ResumeMeanwhile()]).rounds == 6
+
+
+def test_run_that_reached_its_goal_trains_no_further_when_resumed(small_run: Run) -> None:
+    done = small_run({"runtime.kind": "inline", "run.stop_return": 1.0, "run.rounds": 500})
+    again = offbeat.resume(done.run_dir)
+    assert again.digest == done.digest
+    assert "was reached before" in again.reason
+    assert again.env_steps == done.env_steps
+    further = offbeat.resume(done.run_dir, overrides={"run.stop_return": None, "run.rounds": done.rounds + 2})
+    assert further.rounds == done.rounds + 2
+
+
+def test_mistake_that_only_a_try_can_find_leaves_no_trace(small_run: Run, tmp_path: Path) -> None:
+    for settings in ({"env.id": "CartPol-v1"}, {"algorithm.network.kind": "cnn"}):
+        with pytest.raises(ConfigError):
+            small_run(settings)
+        assert not (tmp_path / "run").exists()

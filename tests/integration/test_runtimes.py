@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 import time
@@ -12,8 +13,8 @@ import numpy as np
 import pytest
 
 from offbeat import Callback, PerWorker, Pipeline, Segment
-from offbeat.config.models import AsyncTrainingConfig, EvalConfig, RuntimeConfig
-from offbeat.errors import CollectError, ConfigError, OffbeatError, StallError, TrainError
+from offbeat.config.models import AsyncTrainingConfig, CheckpointConfig, EvalConfig, RuntimeConfig
+from offbeat.errors import CollectError, ConfigError, OffbeatError, ReplayError, StallError, TrainError
 from offbeat.pipeline import Settings
 from offbeat.types import ArraySpec, Batch
 
@@ -42,6 +43,19 @@ class Averager:
 
     def weights(self) -> dict[str, Any]:
         return {"w": self.w.copy()}
+
+
+class Saved(Averager):
+    """A learner role with a state, so that its runs can be resumed and repeated."""
+
+    def train(self, batch: Batch) -> dict[str, float]:
+        return super().train([segment.data for segment in batch.segments])
+
+    def state_dict(self) -> Any:
+        return {"w": self.w.copy()}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.w = state["w"].copy()
 
 
 def run(kind: str, rounds: int = 12, learner: Averager | None = None, **options: Any) -> tuple[Any, Averager]:
@@ -277,8 +291,146 @@ def test_evaluation_that_does_not_end_is_given_up(kind: str) -> None:
     assert report.version == 12
     assert any("eval.timeout_s" in text for text in notices)
     settings = Settings(eval=EvalConfig(timeout_s=0.5))
-    with pytest.raises(StallError, match="evaluation of version 12 took more than"):
+    with pytest.raises(StallError, match="evaluation of version 12, which training waits for, took more"):
         run(kind, evaluate=evaluate, settings=settings)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_evaluator_that_cannot_be_made_costs_the_evaluation_only(kind: str) -> None:
+    def make(context: Any) -> Any:
+        raise RuntimeError("no licence")
+
+    report, _ = run(kind, evaluate=PerWorker(make))
+    assert report.version == 12
+    assert report.eval_metrics == {}
+
+
+def test_driver_that_was_busy_does_not_blame_its_collectors() -> None:
+    class Busy(Callback):
+        def on_round(self, info: Any) -> None:
+            if info.version == 3:
+                time.sleep(1.2)
+
+    lost = []
+
+    class Keep(Callback):
+        def on_worker_lost(self, info: Any) -> None:
+            lost.append(info)
+
+    settings = Settings(async_training=AsyncTrainingConfig(generation_timeout=0.8))
+    report, _ = run("processes", settings=settings, callbacks=[Busy(), Keep()], off_policy_degree=2)
+    assert report.version == 12
+    assert not lost
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_tickets_per_lane_with_large_answers(kind: str) -> None:
+    def large(ticket: Any, weights: Any) -> Any:
+        return {**collect(ticket, weights), "ballast": np.ones(30_000)}
+
+    report, learner = run(kind, collect=large, rounds=3, segments_per_round=300)
+    assert report.counts.trained == 900
+    assert learner.hash.digest() == serial_loop(3, 300).hash.digest()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_may_grow(kind: str) -> None:
+    class Growing(Averager):
+        def weights(self) -> dict[str, Any]:
+            return {"w": self.w.copy(), "ballast": np.ones(4000 * (1 + len(self.trained)))}
+
+    report, _ = run(kind, rounds=60, learner=Growing(), off_policy_degree=3)
+    assert report.version == 60
+
+
+class Counter:
+    """A collector object with a state of its own."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def collect(self, ticket: Any, weights: Any) -> Any:
+        self.calls += 1
+        return {"x": np.full(64, float(self.calls)), "version": ticket.version}
+
+
+def test_each_lane_has_its_own_copy_of_a_collector_object() -> None:
+    digests = {kind: run(kind, collect=Counter())[1].hash.hexdigest() for kind in KINDS}
+    assert len(set(digests.values())) == 1
+
+
+def test_learner_is_never_called_from_two_threads_at_once(tmp_path: Path) -> None:
+    class Jealous(Saved):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+        def weights(self) -> Any:
+            with self._alone():
+                time.sleep(0.002)
+                return super().weights()
+
+        def state_dict(self) -> Any:
+            with self._alone():
+                time.sleep(0.002)
+                return super().state_dict()
+
+        def _alone(self) -> Any:
+            assert self.lock.acquire(blocking=False), "called from two threads at once"
+            return contextlib.closing(Releasing(self.lock))
+
+    settings = Settings(checkpoint=CheckpointConfig(interval_rounds=1))
+    learn = PerWorker(lambda context: Jealous())
+    for kind in ("threads", "processes"):
+        pipeline = Pipeline(
+            collect=collect, train=learn, runtime=kind, run_dir=tmp_path / kind, settings=settings
+        )
+        assert pipeline.run(rounds=10).version == 10
+
+
+class Releasing:
+    def __init__(self, lock: Any) -> None:
+        self.close = lock.release
+
+
+def test_replay_mode_gives_the_same_weights_everywhere_and_keeps_its_ratio() -> None:
+    digests = set()
+    for kind in KINDS:
+        report, learner = run(kind, rounds=12, mode="replay", replay_ratio=0.5, segments_per_round=2)
+        assert report.counts.issued == report.counts.trained == 24
+        digests.add(learner.hash.hexdigest())
+    assert len(digests) == 1
+
+
+def test_state_that_cannot_be_saved_costs_no_result() -> None:
+    class Odd(Saved):
+        def state_dict(self) -> Any:
+            return {"w": object()}
+
+    options = {"collect": collect, "train": PerWorker(lambda context: Odd())}
+    report = Pipeline(runtime="inline", **options).run(rounds=3)
+    assert report.version == 3
+    assert report.digest is None
+
+
+def test_replay_of_a_learner_object_starts_from_what_it_was(tmp_path: Path) -> None:
+    class Copyable(Saved):
+        def __init__(self) -> None:
+            super().__init__()
+            del self.hash
+
+        def train(self, batch: Batch) -> dict[str, float]:
+            self.w = 0.5 * self.w + batch.segments[0].data["x"]
+            return {}
+
+    options = {"collect": collect, "runtime": "threads", "off_policy_degree": 1}
+    pipeline = Pipeline(train=Copyable(), run_dir=tmp_path / "copyable", **options)
+    pipeline.run(rounds=8)
+    assert pipeline.replay().identical
+    pipeline = Pipeline(train=Saved(), run_dir=tmp_path / "not", **options)
+    pipeline.run(rounds=2)
+    with pytest.raises(ReplayError, match="PerWorker"):
+        pipeline.replay()
 
 
 class GrowingCollector:
@@ -360,19 +512,6 @@ def test_slots_are_not_reused_before_their_segment_was_trained(kind: str) -> Non
 def test_weights_are_required_for_plain_functions() -> None:
     with pytest.raises(ConfigError, match="weights="):
         Pipeline(collect=collect, train=lambda segments: None)
-
-
-class Saved(Averager):
-    """A learner role with a state, so that its runs can be resumed and repeated."""
-
-    def train(self, batch: Batch) -> dict[str, float]:
-        return super().train([segment.data for segment in batch.segments])
-
-    def state_dict(self) -> Any:
-        return {"w": self.w.copy()}
-
-    def load_state_dict(self, state: Any) -> None:
-        self.w = state["w"].copy()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import tomllib
@@ -10,11 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 import offbeat
+from offbeat.checkpoint import CheckpointManager
 from offbeat.cli import doctor as doctor_module
-from offbeat.cli.doctor import Finding, advice
+from offbeat.cli.doctor import advice
 from offbeat.cli.main import VERBS, main
 from offbeat.cli.output import show_table
 from offbeat.cli.summary import summary_rows
@@ -41,6 +44,7 @@ class FakeResult:
     eval_return: float | None = 487.5
     wall_s: float = 20.0
     env_steps: int = 102_400
+    steps_per_s: float = 5120.0
     max_staleness: int = 1
     interrupted: bool = False
 
@@ -143,10 +147,10 @@ def test_train_hands_over_recipe_and_overrides(api: Calls, capsys: pytest.Captur
 
 
 def test_summary_of_a_run_that_measured_nothing() -> None:
-    rows = summary_rows(FakeResult(metrics={}, eval_return=None, wall_s=0.0))  # type: ignore[arg-type]
+    rows = summary_rows(FakeResult(metrics={}, eval_return=None, steps_per_s=0.0))  # type: ignore[arg-type]
     assert rows["evaluation return"] == "not evaluated"
-    assert rows["steps per second"] == "unknown"
-    assert rows["dropped samples"] == "unknown"
+    assert rows["steps per second"] == "no round trained"
+    assert rows["dropped samples"] == "0"
 
 
 def test_table_on_a_terminal_takes_text_as_it_is(
@@ -216,6 +220,16 @@ def test_eval_passes_its_options_on(api: Calls, capsys: pytest.CaptureFixture[st
     assert run("eval", "runs/x", "--episodes", "3", "--seed", "4", "--best", "--json") == 0
     assert api.seen == [("evaluate", ("runs/x",), {"episodes": 3, "seed": 4, "best": True})]
     assert json.loads(capsys.readouterr().out)["eval_return"] == 99.5
+
+
+@pytest.mark.parametrize("score", [None, 3.0])
+def test_eval_of_the_best_says_when_none_has_a_score(
+    api: Calls, capsys: pytest.CaptureFixture[str], tmp_path: Path, score: float | None
+) -> None:
+    CheckpointManager(tmp_path / "checkpoints").save(1, {}, {}, score)
+    api.answers["evaluate"] = lambda: {"eval/return_mean": 99.5}
+    assert run("eval", str(tmp_path), "--best") == 0
+    assert ("note: no checkpoint of this run has a score" in capsys.readouterr().out) == (score is None)
 
 
 @pytest.mark.parametrize(("identical", "code"), [(True, 0), (False, 1)])
@@ -298,9 +312,7 @@ def test_check_refuses_an_environment_that_is_not_there(capfd: pytest.CaptureFix
 def test_doctor_looks_at_the_machine_and_an_environment(capfd: pytest.CaptureFixture[str]) -> None:
     assert run("doctor", "--env", "CartPole-v1", "--json") == 0
     findings = {one["name"]: one for one in json.loads(capfd.readouterr().out)["findings"]}
-    assert {"python", "torch", "gymnasium", "cores", "memory", "shared memory", "tensorboard"} <= set(
-        findings
-    )
+    assert {"python", "torch", "gymnasium", "cores", "memory", "open files", "tensorboard"} <= set(findings)
     assert " us a step alone" in findings["CartPole-v1"]["text"]
     assert "runtime." in findings["advice"]["text"]
 
@@ -313,15 +325,22 @@ def test_doctor_fails_when_torch_cannot_be_imported(
     assert "FAILED: cannot be imported: ImportError: libtorch is missing" in capsys.readouterr().out
 
 
-def test_doctor_warns_of_little_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(doctor_module.shutil, "disk_usage", lambda _: SimpleNamespace(free=64 * 2**20))
-    finding = doctor_module._shared_memory(tmp_path)
+@pytest.mark.parametrize(
+    ("limit", "status"), [(256, "warning"), (1024, "ok"), (resource.RLIM_INFINITY, "ok")]
+)
+def test_doctor_warns_of_few_open_files(monkeypatch: pytest.MonkeyPatch, limit: int, status: str) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, resource.RLIM_INFINITY))
+    finding = doctor_module._open_files()
+    assert finding.status == status
+    assert ("ulimit -n" in finding.text) == (status == "warning")
+
+
+def test_doctor_warns_of_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = SimpleNamespace(available=2**29, total=2**33)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    finding = doctor_module._memory()
     assert finding.status == "warning"
-    assert "--shm-size" in finding.text
-    missing = tmp_path / "missing"
-    assert doctor_module._shared_memory(missing) == Finding(
-        "shared memory", "ok", f"no {missing} on this system"
-    )
+    assert finding.text.startswith("0.5 GiB free of 8.0 GiB: ")
 
 
 @pytest.mark.parametrize(

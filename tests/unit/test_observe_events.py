@@ -1,9 +1,11 @@
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -142,3 +144,71 @@ def test_each_line_is_one_object(tmp_path: Path) -> None:
     log.append("notice", {"text": "ü"})
     lines = (tmp_path / "events.jsonl").read_text().splitlines()
     assert [json.loads(line)["text"] for line in lines] == ["two\nlines", "ü"]
+
+
+class FullDisk:
+    """A file that takes ``room`` bytes, then says that the disk is full."""
+
+    def __init__(self, file: Any, room: int) -> None:
+        self._file, self.room = file, room
+
+    def write(self, data: bytes) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken = self._file.write(data[: self.room])
+        self.room -= taken
+        return taken
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+@pytest.mark.parametrize("room", [0, 9])
+def test_a_full_disk_leaves_a_gap_that_is_told_once(tmp_path: Path, room: int) -> None:
+    told: list[str] = []
+    path = tmp_path / "schedule.jsonl"
+    log = ScheduleLog(path, told.append)
+    log.append({"train": 0})
+    offset = log.offset()
+    disk = log._journal._file = FullDisk(log._journal._file, room)
+    for number in (1, 2, 3):
+        log.append({"train": number})
+    assert log.gap
+    assert log.offset() == offset, "half a line is not what a checkpoint may rely on"
+    assert read_schedule(path) == [{"train": 0}]
+    disk.room = 1000
+    log.append({"train": 4})
+    assert not log.gap
+    log.close()
+    assert read_schedule(path) == [{"train": 0}, {"kind": "gap"}, {"train": 4}]
+    (text,) = told
+    assert "schedule.jsonl cannot be written, the run cannot be replayed" in text and "No space left" in text
+
+
+def test_a_gap_is_noted_at_the_end_and_not_forgotten_by_a_resume(tmp_path: Path) -> None:
+    path = tmp_path / "schedule.jsonl"
+    log = ScheduleLog(path, lambda text: None)
+    disk = log._journal._file = FullDisk(log._journal._file, 0)
+    log.append({"train": 0})
+    offset, gap = log.offset(), log.gap
+    disk.room = 1000
+    log.close()
+    assert read_schedule(path) == [{"kind": "gap"}]
+    resumed = ScheduleLog(path)
+    resumed.truncate(offset, gap)
+    resumed.append({"train": 1})
+    assert read_schedule(path) == [{"kind": "gap"}, {"train": 1}]
+
+
+def test_events_go_on_after_a_full_disk(tmp_path: Path) -> None:
+    told: list[str] = []
+    log = EventLog(tmp_path / "events.jsonl", clock=lambda: 1.0, on_fault=told.append)
+    disk = log._journal._file = FullDisk(log._journal._file, 0)
+    log.append("start")
+    disk.room = 1000
+    log.append("finish")
+    assert read_events(tmp_path / "events.jsonl") == [
+        {"kind": "gap", "time": 1.0},
+        {"kind": "finish", "time": 1.0},
+    ]
+    assert len(told) == 1

@@ -60,6 +60,22 @@ def test_a_second_run_in_one_process_gets_its_own_file(tmp_path: Path) -> None:
     assert not logging.getLogger("offbeat").handlers
 
 
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
+def test_a_full_disk_costs_lines_and_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[str] = []
+    (tmp_path / "worker_0.log").symlink_to(FULL)
+    logger = open_log(tmp_path, "worker_0", on_fault=told.append)
+    logger.info("one")
+    logger.info("two")
+    close_log(logger)
+    (text,) = told
+    assert "worker_0.log cannot be written" in text and "No space left" in text
+    assert capsys.readouterr().err == ""
+
+
 def test_a_tickets_life(tmp_path: Path, run_log: logging.Logger) -> None:
     ticket = Ticket(number=17, lane=1, version=3, deadline=5, seed=0, attempt=2)
     debug_ticket(run_log, "issued", ticket, version=3)

@@ -199,3 +199,46 @@ def test_a_list_of_sinks_is_a_sink() -> None:
     together.write(1, {"a": 1.0})
     together.close()
     assert [sink.seen for sink in both] == [[(1, {"a": 1.0}), "closed"]] * 2
+
+
+class Failing:
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def write(self, version: int, metrics: Any) -> None:
+        self.calls.append("write")
+        raise OSError(28, "No space left on device")
+
+    def close(self) -> None:
+        self.calls.append("close")
+        raise OSError(28, "No space left on device")
+
+
+def test_a_sink_that_the_disk_fails_is_given_up_and_the_others_go_on() -> None:
+    told: list[str] = []
+    failing, good = Failing(), FakeSink()
+    together = SinkList([failing, good], told.append)
+    together.write(1, ROUND)
+    together.write(2, ROUND)
+    together.close()
+    assert failing.calls == ["write", "close"]
+    assert good.versions == [1, 2]
+    (text,) = told
+    assert text == "Failing gets no more metrics in this start of the run: [Errno 28] No space left on device"
+
+
+def test_a_sink_whose_last_bytes_find_no_room_is_told() -> None:
+    told: list[str] = []
+    SinkList([Failing()], told.append).close()
+    assert len(told) == 1
+
+
+class FakeSink:
+    def __init__(self) -> None:
+        self.versions: list[int] = []
+
+    def write(self, version: int, metrics: Any) -> None:
+        self.versions.append(version)
+
+    def close(self) -> None:
+        pass

@@ -40,12 +40,18 @@ class Roles:
     policy: Callable[[Weights], Policy]
     mode: Literal["stream", "replay"]
     segments_per_round: int
+    replay_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """An entry of the registry. Example: ``ALGORITHM = Algorithm("ppo", PPOConfig, build)``."""
+    """An entry of the registry. Example: ``ALGORITHM = Algorithm("ppo", PPOConfig, build)``.
+
+    ``check`` looks at what only a try can tell, such as whether the environment can be made, before a run
+    leaves any trace; it raises an error that names the fix.
+    """
 
     name: str
     config_model: type[AlgorithmConfig]
     build: Callable[[RunConfig], Roles]
+    check: Callable[[RunConfig], None] | None = None

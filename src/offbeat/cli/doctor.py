@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -21,8 +19,8 @@ from offbeat.cli.output import EXIT_FAILED, JsonFlag, reporting, show_table
 _EXTRAS = {"box2d": "box2d", "minatar": "minatar", "tensorboard": "tensorboard", "wandb": "wandb"}
 _TORCH_PROBE = "import torch; print(torch.__version__, torch.get_num_threads(), torch.cuda.is_available())"
 _PROBE_TIMEOUT_S = 120
-_LEAST_SHM_BYTES = 256 * 2**20
 _LEAST_MEMORY_BYTES = 2**30
+_LEAST_OPEN_FILES = 1024
 _GIB = 2**30
 _WIDE = 32
 _MEASURE_S = 0.3
@@ -62,7 +60,7 @@ def examine() -> Iterator[Finding]:
     yield Finding("gymnasium", *_installed("gymnasium", "failed"))
     yield _cores()
     yield _memory()
-    yield _shared_memory()
+    yield _open_files()
     for extra, package in _EXTRAS.items():
         status, text = _installed(package, "ok")
         yield Finding(extra, status, text if text[0].isdigit() else f"{text}: pip install 'offbeat[{extra}]'")
@@ -122,21 +120,25 @@ def _memory() -> Finding:
     memory = psutil.virtual_memory()
     text = f"{memory.available / _GIB:.1f} GiB free of {memory.total / _GIB:.1f} GiB"
     if memory.available < _LEAST_MEMORY_BYTES:
-        return Finding("memory", "warning", f"{text}: each process that imports torch needs about 0.3 GiB")
+        needs = (
+            "each process that imports torch needs about 0.3 GiB, and segments in flight live in memory too"
+        )
+        return Finding("memory", "warning", f"{text}: {needs}")
     return Finding("memory", "ok", text)
 
 
-def _shared_memory(directory: Path = Path("/dev/shm")) -> Finding:
-    if not directory.is_dir():
-        return Finding("shared memory", "ok", f"no {directory} on this system")
-    free = shutil.disk_usage(directory).free
-    text = f"{free / _GIB:.2f} GiB free in {directory}"
-    if not os.access(directory, os.W_OK):
-        return Finding("shared memory", "failed", f"{directory} is not writable: use runtime.kind=threads")
-    if free < _LEAST_SHM_BYTES:
-        advice = "segments of runtime.kind=processes live there; in a container raise --shm-size"
-        return Finding("shared memory", "warning", f"{text}: {advice}")
-    return Finding("shared memory", "ok", text)
+def _open_files() -> Finding:
+    try:
+        import resource
+    except ImportError:  # not on every system
+        return Finding("open files", "ok", "no limit known on this system")
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return Finding("open files", "ok", "not limited")
+    if limit < _LEAST_OPEN_FILES:
+        remedy = f"workers and segments in flight need some each; `ulimit -n {_LEAST_OPEN_FILES}` raises it"
+        return Finding("open files", "warning", f"at most {limit}: {remedy}")
+    return Finding("open files", "ok", f"at most {limit}")
 
 
 def measure_env(env_id: str) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,7 +23,12 @@ def evaluate(
     """Evaluate the weights of a run."""
     with reporting(as_json) as report:
         from offbeat import api
+        from offbeat.checkpoint import CheckpointManager
 
         metrics = api.evaluate(run, episodes=episodes, seed=seed, best=best)
+        if best and CheckpointManager(Path(run) / "checkpoints").best() is None:
+            note = "no checkpoint of this run has a score (eval.interval_rounds), so the newest was judged"
+            print(f"note: {note}")
+            report.values["note"] = note
         show_table(f"evaluation of {run}", {name: f"{value:g}" for name, value in metrics.items()})
         report.values.update(run_dir=run, metrics=metrics, eval_return=metrics.get("eval/return_mean"))

@@ -48,9 +48,9 @@ def summary_rows(result: Result) -> dict[str, str]:
 
 
 def _rate(result: Result) -> str:
-    return f"{result.env_steps / result.wall_s:,.0f}" if result.wall_s > 0 else "unknown"
+    return f"{result.steps_per_s:,.0f}" if result.steps_per_s > 0 else "no round trained"
 
 
 def _count(result: Result, name: str) -> str:
     value = result.metrics.get(name)
-    return f"{value:,.0f}" if isinstance(value, int | float) else "unknown"
+    return f"{value:,.0f}" if isinstance(value, int | float) else "0"

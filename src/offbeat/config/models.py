@@ -177,13 +177,16 @@ class AsyncTrainingConfig(Section):
         default=3, ge=0, description="Further tries after publishing weights failed."
     )
     sync_timeout: float = Field(
-        default=30.0, gt=0, description="Longest time for one publication, in seconds."
+        default=30.0,
+        gt=0,
+        description="Longest time for one publication, and longest wait of a collector for it, in seconds.",
     )
     sync_retry_delay: float = Field(
         default=0.1, ge=0, description="Pause before publishing again, in seconds."
     )
     enable_async_debug_log: bool = Field(
-        default=False, description="Log every ticket, arrival, round and publication."
+        default=False,
+        description="Log each ticket's life (issued, arrived, trained) in logs/run.log.",
     )
 
     @property
@@ -213,10 +216,10 @@ class RuntimeConfig(Section):
         description="Threads torch may use in each collector; more than 1 rarely pays for small networks.",
     )
     max_worker_restarts: int = Field(
-        default=10, ge=0, description="Collectors replaced over the whole run before it gives up."
+        default=10, ge=0, description="Collectors replaced in one start of the run before it gives up."
     )
     start_timeout_s: float = Field(
-        default=60.0, gt=0, description="Longest start of a collector, in seconds."
+        default=60.0, gt=0, description="Longest start of a collector's process, in seconds."
     )
     train_timeout_s: float = Field(
         default=3600.0, gt=0, description="Longest round of the learner, in seconds; then the run ends."
@@ -255,7 +258,10 @@ class EvalConfig(Section):
     )
     at_end: bool = Field(default=True, description="Evaluate the last weights when the run ends.")
     timeout_s: float = Field(
-        default=600.0, gt=0, description="Longest evaluation, in seconds; one past it is given up."
+        default=600.0,
+        gt=0,
+        description="Longest evaluation, in seconds; one past it is given up. Where training waits for it,"
+        " the run ends.",
     )
 
 
@@ -283,7 +289,7 @@ class ObserveConfig(Section):
     """What a run shows and writes while it goes."""
 
     stats_interval_s: float = Field(
-        default=30.0, gt=0, description="Seconds between two samples of memory, CPU and worker health."
+        default=30.0, gt=0, description="Seconds between two blocks of component statistics in logs/run.log."
     )
     tensorboard: bool | None = Field(
         default=None, description="Mirror metrics to TensorBoard; null: when tensorboard is installed."

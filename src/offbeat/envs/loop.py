@@ -10,7 +10,7 @@ import numpy as np
 
 from offbeat.envs import snapshot
 from offbeat.envs.checks import Contract, GlobalRandomness, box_of, check_action_space
-from offbeat.envs.world import Step, env_seed, pack_state, unpack_state
+from offbeat.envs.world import StateTaker, Step, env_seed, pack_state, unpack_state
 from offbeat.types import Array, StateTree
 
 AnyEnv = gymnasium.Env[Any, Any]
@@ -32,6 +32,7 @@ class LoopWorld:
         self._ended = [False] * self.num_envs
         self._is_scalar_action = isinstance(self.single_action_space, gymnasium.spaces.Discrete)
         self._global_randomness = GlobalRandomness(name)
+        self._state = StateTaker(name)
         self._is_reset = False
         self._is_checked = False
 
@@ -81,7 +82,7 @@ class LoopWorld:
 
     def state_dict(self) -> StateTree | None:
         """Return the state of all environments and who ended; None when one cannot give its state."""
-        envs = None if self._global_randomness.found else snapshot.capture(self._envs)
+        envs = None if self._global_randomness.found else self._state.take(self._envs)
         return None if envs is None else pack_state("loop", self._name, np.array(self._ended), envs)
 
     def load_state_dict(self, state: StateTree) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from offbeat.envs import snapshot
 from offbeat.envs.checks import Contract, GlobalRandomness, box_of, check_action_space
-from offbeat.envs.world import Step, env_seed, pack_state, unpack_state
+from offbeat.envs.world import StateTaker, Step, env_seed, pack_state, unpack_state
 from offbeat.errors import EnvError
 from offbeat.types import Array, StateTree
 
@@ -46,6 +46,7 @@ class VectorWorld:
         self._first_class = _first_class(env.single_observation_space)
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._global_randomness = GlobalRandomness(name)
+        self._state = StateTaker(name)
         self._is_reset = False
         self._is_checked = False
 
@@ -77,7 +78,7 @@ class VectorWorld:
 
     def state_dict(self) -> StateTree | None:
         """Return the environment's state and who ended; None when it cannot give its state."""
-        env = None if self._global_randomness.found else snapshot.capture(self._env)
+        env = None if self._global_randomness.found else self._state.take(self._env)
         return None if env is None else pack_state("vector", self._name, self._ended, env)
 
     def load_state_dict(self, state: StateTree) -> None:

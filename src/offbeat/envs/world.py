@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,12 +10,15 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from offbeat.envs import snapshot
 from offbeat.errors import EnvError
 from offbeat.seeding import derive_seed
 from offbeat.types import Array, StateTree
 
 FORMAT = 1
 """Version of the layout of a world's state."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,23 @@ class World(Protocol):
     def close(self) -> None:
         """Free what the environments hold."""
         ...
+
+
+class StateTaker:
+    """Takes the state of environments, and says in the log, once, what keeps it from doing so."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._has_said_why = False
+
+    def take(self, envs: object) -> StateTree | None:
+        """Capture an environment or a list of them; None when their state cannot be seen."""
+        state = snapshot.capture(envs)
+        if state is None and not self._has_said_why:
+            self._has_said_why = True
+            text = "%s cannot be saved, its episodes restart after a fault or a resume: it holds %s"
+            _log.warning(text, self._name, snapshot.why_not(envs))
+        return state
 
 
 def env_seed(seed: int, index: int) -> int:

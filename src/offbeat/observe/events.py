@@ -2,11 +2,15 @@
 
 Each line is one JSON object and is handed to the system in one write, so a killed run keeps every line it
 wrote. Only a machine that loses power can leave a torn last line: readers pass over it, writers cut it off.
+A disk that takes no more does not end the run: what cannot be written is left out, and once writing works
+again a record of the kind ``gap`` says so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import math
 import os
 import time
@@ -21,17 +25,24 @@ from offbeat.errors import CheckpointError, OffbeatError
 Record = dict[str, Any]
 """One line of a journal."""
 
+_log = logging.getLogger(__name__)
+
 
 class EventLog:
     """Appends to ``events.jsonl``: ``{"kind": "round", "time": 1763193600.5, "version": 12, …}``.
 
-    Kinds in use: start, resume, round, eval, checkpoint, worker_lost, dial, notice, finish. Records that
+    Kinds in use: start, resume, round, eval, checkpoint, worker_lost, dial, notice, gap, finish. Records that
     belong to a version carry it as ``version``; rounds and evaluations carry their numbers as ``metrics``.
-    ``time`` is in seconds since 1970.
+    ``time`` is in seconds since 1970. ``on_fault`` is told, once, when the file cannot be written.
     """
 
-    def __init__(self, path: str | Path, clock: Callable[[], float] = time.time) -> None:
-        self._journal = _Journal(Path(path))
+    def __init__(
+        self,
+        path: str | Path,
+        clock: Callable[[], float] = time.time,
+        on_fault: Callable[[str], None] = _log.warning,
+    ) -> None:
+        self._journal = _Journal(Path(path), "events are missing there", on_fault)
         self._clock = clock
 
     def append(self, kind: str, fields: Mapping[str, Any] | None = None) -> None:
@@ -47,22 +58,33 @@ class ScheduleLog:
     """Appends to ``schedule.jsonl``, from which a run can be repeated bit for bit.
 
     A checkpoint keeps `offset`; a resumed run first goes back to it with `truncate`, so that the file always
-    tells one story without repetition.
+    tells one story without repetition. ``on_fault`` is told, once, when the file cannot be written.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self._journal = _Journal(Path(path))
+    def __init__(self, path: str | Path, on_fault: Callable[[str], None] = _log.warning) -> None:
+        self._journal = _Journal(Path(path), "the run cannot be replayed", on_fault)
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one record."""
         self._journal.append(record)
 
-    def offset(self) -> int:
-        """Length of the file in bytes, once the disk has all of it: what a checkpoint may rely on."""
-        return self._journal.sync()
+    @property
+    def gap(self) -> bool:
+        """Whether records are missing at the end of the file that it does not yet say are missing."""
+        return self._journal.gap
 
-    def truncate(self, offset: int) -> None:
-        """Forget everything written after `offset` was taken."""
+    def offset(self) -> int:
+        """Length of the file in bytes, once the disk has all of it: what a checkpoint may rely on.
+
+        CheckpointError when the disk does not take it.
+        """
+        try:
+            return self._journal.sync()
+        except OSError as error:
+            raise CheckpointError(f"{self._journal.path} could not be written: {error}") from error
+
+    def truncate(self, offset: int, gap: bool = False) -> None:
+        """Forget everything written after `offset` was taken; ``gap`` is what the property was then."""
         length = self._journal.sync()
         if not 0 <= offset <= length:
             raise CheckpointError(
@@ -70,6 +92,7 @@ class ScheduleLog:
                 "replaced. Put the right file back, or start the run anew with `offbeat train`"
             )
         self._journal.truncate(offset)
+        self._journal.gap = gap
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -102,35 +125,68 @@ def read_schedule(path: str | Path) -> list[Record]:
 
 
 class _Journal:
-    """A file of JSON lines that only grows, except when it is told to go back."""
+    """A file of JSON lines that only grows, except when it is told to go back.
 
-    def __init__(self, path: Path) -> None:
+    ``gap``: records are missing since the last one written, and the file does not say so yet.
+    """
+
+    def __init__(self, path: Path, consequence: str, on_fault: Callable[[str], None]) -> None:
         self.path = path
+        self.gap = False
+        self._consequence = consequence
+        self._on_fault = on_fault
+        self._has_told = False
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)
+        self._length = 0  # of all whole lines, in bytes
         self._cut_torn_line()
 
     def append(self, record: Mapping[str, Any]) -> None:
+        try:
+            self._note_gap(record)
+            self._write(record)
+        except OSError as error:
+            self.gap = True
+            if not self._has_told:
+                self._has_told = True
+                self._on_fault(f"{self.path} cannot be written, {self._consequence}: {error}")
+
+    def sync(self) -> int:
+        os.fsync(self._file.fileno())
+        return self._length
+
+    def truncate(self, length: int) -> None:
+        os.ftruncate(self._file.fileno(), length)
+        self._length = length
+
+    def close(self) -> None:
+        if self._file.closed:
+            return
+        with contextlib.suppress(OSError):  # whoever cares has been told by append
+            self._note_gap({})
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def _note_gap(self, following: Mapping[str, Any]) -> None:
+        if self.gap:
+            self.truncate(self._length)  # drops what the disk took of a line it had no room for
+            time_of_it = {"time": following["time"]} if "time" in following else {}
+            self._write({"kind": "gap", **time_of_it})
+            self.gap = False
+
+    def _write(self, record: Mapping[str, Any]) -> None:
         line = _to_json(record) + b"\n"
         written = self._file.write(line)
         while written < len(line):
             written += self._file.write(line[written:])
-
-    def sync(self) -> int:
-        os.fsync(self._file.fileno())
-        return os.fstat(self._file.fileno()).st_size
-
-    def truncate(self, length: int) -> None:
-        os.ftruncate(self._file.fileno(), length)
-
-    def close(self) -> None:
-        self._file.close()
+        self._length += len(line)
 
     def _cut_torn_line(self) -> None:
         with self.path.open("rb") as file:
-            torn = _length_of_torn_line(file.read())
-        if torn:
-            self.truncate(self.path.stat().st_size - torn)
+            data = file.read()
+        self._length = len(data) - _length_of_torn_line(data)
+        if self._length < len(data):
+            self.truncate(self._length)
 
 
 def _length_of_torn_line(data: bytes) -> int:

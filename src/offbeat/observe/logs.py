@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -13,12 +16,17 @@ _DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
 
 
 def open_log(
-    directory: str | Path, role: str, whole_process: bool | None = None, level: int = logging.INFO
+    directory: str | Path,
+    role: str,
+    whole_process: bool | None = None,
+    level: int = logging.INFO,
+    on_fault: Callable[[str], None] | None = None,
 ) -> logging.Logger:
     """Return the logger of a role, writing to ``directory/<role>.log``; a second call opens no second file.
 
     With ``whole_process`` the file also takes what offbeat's modules log in this process: right for the run
-    itself (the default for ``run``) and for a worker that has a process of its own.
+    itself (the default for ``run``) and for a worker that has a process of its own. When the file cannot be
+    written, ``on_fault`` is told, once and from the thread that logs; without it stderr is.
     """
     logger = logging.getLogger(f"offbeat.role.{role}")
     logger.setLevel(level)
@@ -26,7 +34,7 @@ def open_log(
     path = Path(directory) / f"{role}.log"
     if not any(_writes_to(handler, path) for handler in logger.handlers):
         close_log(logger)
-        handler = _file_handler(path)
+        handler = _file_handler(path, on_fault or _tell_stderr)
         logger.addHandler(handler)
         if role == "run" if whole_process is None else whole_process:
             package = logging.getLogger("offbeat")
@@ -62,9 +70,36 @@ def debug_ticket(
     )
 
 
-def _file_handler(path: Path) -> logging.FileHandler:
+class _FileHandler(logging.FileHandler):
+    """Loses lines that the disk does not take, instead of a traceback for each or an error at the end."""
+
+    def __init__(self, path: Path, on_fault: Callable[[str], None]) -> None:
+        super().__init__(path, encoding="utf-8")
+        self._on_fault = on_fault
+        self._has_told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Tell of the first line that the disk did not take; other errors are those of the caller."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._has_told:
+            self._has_told = True
+            self._on_fault(f"{self.baseFilename} cannot be written, lines are missing there: {error}")
+
+    def close(self) -> None:
+        """Close the file, also when the disk does not take its last lines."""
+        with contextlib.suppress(OSError):
+            super().close()
+
+
+def _tell_stderr(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+def _file_handler(path: Path, on_fault: Callable[[str], None]) -> logging.FileHandler:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _FileHandler(path, on_fault)
     handler.setFormatter(logging.Formatter(_FORMAT, _DATE_FORMAT))
     return handler
 

@@ -285,6 +285,11 @@ class PaceMeter:
         )
 
     @property
+    def env_steps(self) -> int:
+        """Environment steps that arrived since the run's first round."""
+        return self._totals.env_steps
+
+    @property
     def return_mean_100(self) -> float:
         """Mean return of the last 100 training episodes; NaN before the first ended."""
         return _mean(self._recent_returns)

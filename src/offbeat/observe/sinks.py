@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from offbeat.errors import ConfigError
 from offbeat.observe.callbacks import MetricValue
+
+_log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
@@ -24,20 +28,34 @@ class Sink(Protocol):
 
 
 class SinkList:
-    """Several sinks as one."""
+    """Several sinks as one. One that the disk fails is given up, and ``on_fault`` is told."""
 
-    def __init__(self, sinks: Sequence[Sink] = ()) -> None:
+    def __init__(self, sinks: Sequence[Sink] = (), on_fault: Callable[[str], None] = _log.warning) -> None:
         self.sinks = tuple(sinks)
+        self._on_fault = on_fault
 
     def write(self, version: int, metrics: Mapping[str, MetricValue]) -> None:
         """Write to each."""
         for sink in self.sinks:
-            sink.write(version, metrics)
+            try:
+                sink.write(version, metrics)
+            except OSError as error:
+                self._give_up(sink, error)
 
     def close(self) -> None:
         """Close each."""
         for sink in self.sinks:
+            try:
+                sink.close()
+            except OSError as error:
+                self._give_up(sink, error)
+
+    def _give_up(self, sink: Sink, error: OSError) -> None:
+        # Half a record may be in its file already: whatever came after it could not be read.
+        self.sinks = tuple(other for other in self.sinks if other is not sink)
+        with contextlib.suppress(OSError):
             sink.close()
+        self._on_fault(f"{type(sink).__name__} gets no more metrics in this start of the run: {error}")
 
 
 def make_sinks(
@@ -49,10 +67,12 @@ def make_sinks(
     name: str | None = None,
     config: Mapping[str, Any] | None = None,
     resumed_from: int | None = None,
+    on_fault: Callable[[str], None] = _log.warning,
 ) -> SinkList:
     """Open the sinks that the section ``observe`` asks for, for the run in ``directory``.
 
     ``tensorboard`` None means: when it is installed. ``config`` is shown by W&B beside the curves.
+    ``on_fault`` is told of a sink that is given up because the disk failed it.
     """
     sinks: list[Sink] = []
     if _wants_tensorboard(tensorboard):
@@ -63,7 +83,7 @@ def make_sinks(
         from offbeat.observe.wandb import WandbSink
 
         sinks.append(WandbSink(directory, wandb_project, name, config))
-    return SinkList(sinks)
+    return SinkList(sinks, on_fault)
 
 
 def _wants_tensorboard(asked: bool | None) -> bool:

@@ -70,6 +70,10 @@ class PaceConfig:
             value = getattr(self, name)
             if value is not None and value < low:
                 raise ConfigError(f"{name} must be at least {low}, not {value}")
+        if self.mode not in ("stream", "replay"):
+            raise ConfigError(f"mode must be 'stream' or 'replay', not {self.mode!r}")
+        if self.replay_ratio is not None and self.mode == "stream":
+            raise ConfigError("replay_ratio is for mode='replay': a stream trains each segment once")
         if self.replay_ratio is not None and self.replay_ratio <= 0:
             raise ConfigError(
                 f"replay_ratio must be above 0, not {self.replay_ratio}: it is rounds per segment; leave it "

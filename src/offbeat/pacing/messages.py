@@ -99,9 +99,10 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Finish cleanly: no new ticket, no new round."""
+    """Finish cleanly: no new ticket, no new round. ``within_s``: how long that may take, None: any time."""
 
     reason: str
+    within_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,13 +41,15 @@ class StreamStore:
 
 
 def _is_arrays(data: Any) -> bool:
-    return isinstance(data, dict) and all(isinstance(value, np.ndarray) for value in data.values())
+    arrays = isinstance(data, dict) and all(isinstance(value, np.ndarray) for value in data.values())
+    return arrays and all(value.dtype.kind in "biuf" for value in data.values())
 
 
 def _to_tree(segment: Segment) -> dict[str, StateTree]:
     return {
         "ticket": [getattr(segment.ticket, name) for name in _TICKET],
-        "data": dict(segment.data),
+        # Copies: a segment's memory is used again once it was trained.
+        "data": {name: value.copy() for name, value in segment.data.items()},
         "versions": segment.versions,
         "units": dict(segment.units),
         "episodes": {"returns": list(segment.episodes.returns), "lengths": list(segment.episodes.lengths)},

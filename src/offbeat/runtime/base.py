@@ -61,14 +61,12 @@ class Plan:
         context = WorkerContext(lane=0, num_lanes=1, seed=derive_seed(self.seed, "evaluator"))
         return Assignment(self.evaluate, context, None, self.sync_timeout_s)
 
-    def make_learner(self) -> Learner:
-        """Make the learner, in the process where it is to live."""
-        return self.learn.make(WorkerContext(0, 1, derive_seed(self.seed, "learner")))
-
-    def make_evaluator(self) -> Evaluator:
-        """Make the evaluator, in the process where it is to live."""
-        assignment = self.evaluator()
-        return assignment.role.make(assignment.context)
+    def make_learner(self, state: StateTree | None = None) -> Learner:
+        """Make the learner, in the process where it is to live, and put it where ``state`` says."""
+        learner = self.learn.make(WorkerContext(0, 1, derive_seed(self.seed, "learner")))
+        if state is not None:
+            learner.load_state_dict(state)
+        return learner
 
 
 # ---------------------------------------------------------------- what happens
@@ -141,8 +139,24 @@ class Broken:
     error: OffbeatError
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotTaken:
+    """The learner as it was at this point of the training: copies that later rounds do not touch."""
+
+    state: StateTree
+    weights: Any
+
+
 Happening = (
-    CollectorUp | CollectorDown | SegmentReady | RoundDone | WeightsOut | WeightsFailed | EvalEnded | Broken
+    CollectorUp
+    | CollectorDown
+    | SegmentReady
+    | RoundDone
+    | WeightsOut
+    | WeightsFailed
+    | EvalEnded
+    | SnapshotTaken
+    | Broken
 )
 Post = Callable[[Happening], None]
 
@@ -150,8 +164,8 @@ Post = Callable[[Happening], None]
 class Runtime(Protocol):
     """Carries out actions somewhere and reports what happened. Nothing here decides anything."""
 
-    def start(self, plan: Plan, lanes: Sequence[LaneStart]) -> Learner:
-        """Bring the collectors up (each reports `CollectorUp`) and make the learner."""
+    def start(self, plan: Plan, lanes: Sequence[LaneStart], learner_state: StateTree | None) -> None:
+        """Bring the collectors up (each reports `CollectorUp`) and make the learner, where it left off."""
         ...
 
     def start_lane(self, lane: int, start: LaneStart) -> None:
@@ -176,6 +190,10 @@ class Runtime(Protocol):
 
     def publish(self, version: int) -> None:
         """Make the learner's weights available to collectors."""
+        ...
+
+    def snapshot(self) -> None:
+        """Copy the learner's state and weights, between rounds; reported as `SnapshotTaken`."""
         ...
 
     def evaluate(self, version: int, seed: int, blocking: bool) -> None:
@@ -238,11 +256,20 @@ def make_runner(assignment: Assignment[Collector]) -> CollectorRunner:
     return CollectorRunner(collector)
 
 
-def run_evaluation(evaluator: Evaluator, weights: Any, version: int, seed: int) -> EvalEnded:
-    """Evaluate; a failing evaluation is reported, it never stops training."""
-    started_s = perf_counter()
-    try:
-        metrics = evaluator.evaluate(weights, seed)
-    except Exception:
-        return EvalEnded(version, None, perf_counter() - started_s, traceback.format_exc())
-    return EvalEnded(version, dict(metrics), perf_counter() - started_s)
+class LazyEvaluator:
+    """Makes its evaluator when it is first needed; one that cannot be made costs evaluations, not the run."""
+
+    def __init__(self, assignment: Assignment[Evaluator]) -> None:
+        self._assignment = assignment
+        self._evaluator: Evaluator | None = None
+
+    def run(self, weights: Any, version: int, seed: int) -> EvalEnded:
+        """Evaluate; whatever goes wrong is reported and never stops training."""
+        started_s = perf_counter()
+        try:
+            if self._evaluator is None:
+                self._evaluator = self._assignment.role.make(self._assignment.context)
+            metrics = self._evaluator.evaluate(weights, seed)
+        except Exception:
+            return EvalEnded(version, None, perf_counter() - started_s, traceback.format_exc())
+        return EvalEnded(version, dict(metrics), perf_counter() - started_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections import deque
 from collections.abc import Sequence
@@ -9,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from offbeat.errors import CollectError
-from offbeat.roles import Learner
 from offbeat.runtime.base import (
     Broken,
     CollectorDown,
@@ -22,7 +22,7 @@ from offbeat.runtime.base import (
     make_runner,
 )
 from offbeat.runtime.learning import LearnerDesk
-from offbeat.types import Batch, Ticket
+from offbeat.types import Batch, StateTree, Ticket
 
 
 class InlineRuntime:
@@ -35,14 +35,13 @@ class InlineRuntime:
         self._plan: Plan
         self._desk: LearnerDesk
 
-    def start(self, plan: Plan, lanes: Sequence[LaneStart]) -> Learner:
+    def start(self, plan: Plan, lanes: Sequence[LaneStart], learner_state: StateTree | None) -> None:
         """Make all roles here."""
         self._plan = plan
-        learner = plan.make_learner()
+        learner = plan.make_learner(learner_state)
         self._desk = LearnerDesk(plan, learner, self._keep_weights, self._happened.append)
         for lane, start in enumerate(lanes):
             self.start_lane(lane, start)
-        return learner
 
     def _keep_weights(self, version: int, weights: Any) -> None:
         self._published = (version, weights)
@@ -81,6 +80,10 @@ class InlineRuntime:
         """Keep a reference to the weights."""
         self._desk.publish(version)
 
+    def snapshot(self) -> None:
+        """Copy the learner now."""
+        self._desk.snapshot()
+
     def evaluate(self, version: int, seed: int, blocking: bool) -> None:
         """Evaluate now, blocking or not."""
         self._desk.evaluate_here(version, seed)
@@ -89,8 +92,10 @@ class InlineRuntime:
         """Nothing to do: an evaluation is over before anybody could lose patience."""
 
     def wait(self, timeout_s: float) -> list[Happening]:
-        """Return one thing that happened: the coordinator decides after each."""
-        return [self._happened.popleft()] if self._happened else []
+        """Return what happened; with nothing to do, wait for the clock."""
+        if not self._happened:
+            time.sleep(max(0.0, timeout_s))
+        return [self._happened.popleft() for _ in range(len(self._happened))]
 
     def pids(self) -> dict[str, int]:
         """No process of its own."""

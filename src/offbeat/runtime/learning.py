@@ -10,15 +10,16 @@ from time import perf_counter
 from typing import Any
 
 from offbeat.errors import OffbeatError, TrainError
-from offbeat.roles import Evaluator, Learner
+from offbeat.roles import Learner
 from offbeat.runtime.base import (
     Broken,
+    LazyEvaluator,
     Plan,
     Post,
     RoundDone,
+    SnapshotTaken,
     WeightsFailed,
     WeightsOut,
-    run_evaluation,
 )
 from offbeat.types import Batch
 
@@ -27,11 +28,10 @@ class LearnerDesk:
     """Carries out the learner's jobs and posts what came of them. Not thread-safe: one caller."""
 
     def __init__(self, plan: Plan, learner: Learner, send_weights: Callable[[int, Any], None], post: Post):
-        self._plan = plan
         self._learner = learner
         self._send_weights = send_weights
         self._post = post
-        self._evaluator: Evaluator | None = None
+        self._evaluator = LazyEvaluator(plan.evaluator()) if plan.evaluate is not None else None
 
     def train(self, batch: Batch) -> None:
         """Train one round."""
@@ -57,11 +57,19 @@ class LearnerDesk:
 
     def evaluate_here(self, version: int, seed: int) -> None:
         """Evaluate in the learner's own thread: training waits for it anyhow."""
-        if self._evaluator is None:
-            self._evaluator = self._plan.make_evaluator()
-        self._post(run_evaluation(self._evaluator, self._learner.weights(), version, seed))
+        assert self._evaluator is not None, "an evaluation was asked for, but there is no evaluator"
+        self._post(self._evaluator.run(self._learner.weights(), version, seed))
 
-    def snapshot(self, hand_over: Callable[[Any], None]) -> None:
+    def snapshot(self) -> None:
+        """Copy everything the learner is, at this point of the training."""
+        try:
+            snapshot = SnapshotTaken(self._learner.state_dict(), self._learner.weights())
+        except Exception:
+            self._post(Broken(TrainError(f"the learner could not give its state:\n{_trace()}")))
+        else:
+            self._post(snapshot)
+
+    def hand_weights(self, hand_over: Callable[[Any], None]) -> None:
         """Give a snapshot of the weights to somebody else, at this point of the training."""
         hand_over(self._learner.weights())
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import selectors
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -23,8 +25,7 @@ from typing import Any
 
 import cloudpickle
 
-from offbeat.errors import CollectError
-from offbeat.roles import Learner
+from offbeat.errors import CollectError, ConfigError
 from offbeat.runtime.base import (
     Broken,
     CollectorDown,
@@ -36,12 +37,14 @@ from offbeat.runtime.base import (
     SegmentReady,
 )
 from offbeat.runtime.learning import JobThread, LearnerDesk
-from offbeat.runtime.shared import Block, WeightsWriter, arrays_in, layout, unpack_object
-from offbeat.types import Array, ArraySpec, Batch, Ticket
+from offbeat.runtime.shared import Block, WeightsWriter, arrays_in, layout, pack_object, unpack_object
+from offbeat.types import Array, ArraySpec, Batch, StateTree, Ticket
 
 _FIRST_TAIL_BYTES = 1 << 16
 _CLOSE_TIMEOUT_S = 5.0
 _STACK_WAIT_S = 0.3
+_WORKER = "offbeat.runtime.worker"
+_MANY_FILES = 1 << 16
 _WAKE, _EVALUATOR = "wake", "evaluator"
 
 
@@ -64,12 +67,15 @@ class WorkerProcess:
         ours, theirs = socket.socketpair()
         self._stack_fd = _stack_file()
         descriptors = (theirs.fileno(), self._stack_fd)
+        packed = pack_object(_pickled(name, payload))
+        self._payload = Block.create(packed.num_bytes)
+        packed.write(self._payload.bytes)
         with contextlib.ExitStack() as stack:
             log = None
             if plan.log_dir is not None:
                 log = stack.enter_context(open(plan.log_dir / f"{name}.log", "ab", buffering=0))
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "offbeat.runtime.worker", *map(str, descriptors)],
+                [sys.executable, "-m", _WORKER, *map(str, descriptors), self._payload.address],
                 pass_fds=descriptors,
                 env=_worker_environment(plan.worker_threads),
                 stdin=subprocess.DEVNULL,
@@ -78,7 +84,11 @@ class WorkerProcess:
             )
         theirs.close()
         self.connection = Connection(ours.detach())
-        self.connection.send_bytes(cloudpickle.dumps(payload))
+
+    def came_up(self) -> None:
+        """It has made its role and needs what it was made from no longer."""
+        self.is_up = True
+        self._payload.close()
 
     def tell(self, message: Any) -> None:
         """Send a message. To a dead worker it is lost, and the end of its pipe tells of the death."""
@@ -100,6 +110,7 @@ class WorkerProcess:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+        self._payload.close()
         self.connection.close()
         os.close(self._stack_fd)
 
@@ -109,6 +120,24 @@ class WorkerProcess:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         stack = os.pread(self._stack_fd, 1 << 16, 0).decode(errors="replace").rstrip()
         return f"{self.name} (pid {self.process.pid}) {how}" + (f"\n{stack}" if stack else "")
+
+
+def _pickled(name: str, payload: tuple[Any, ...]) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(payload))
+    except Exception as error:
+        raise ConfigError(
+            f"the role of {name} cannot be sent to a process ({error}): make it there with "
+            "PerWorker(make), or use runtime='threads'"
+        ) from error
+
+
+def _allow_many_files() -> None:
+    """Each slot takes a few descriptors: use as many as the system lets us have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _stack_file() -> int:
@@ -188,11 +217,22 @@ class SlotPool:
 
 @dataclass(slots=True)
 class _Lane:
-    """A collector's process and the slots its tickets write to."""
+    """A collector's process, the ticket it works on with its slot, and the tickets that wait for it.
+
+    One ticket at a time is in the pipe: neither side can then block the other by a full one, and the
+    answer to a worker's question is the next thing it reads.
+    """
 
     worker: WorkerProcess
-    specs: dict[str, ArraySpec] | None = None
-    running: dict[int, tuple[Ticket, Slot]] = field(default_factory=dict)
+    running: tuple[int, Slot] | None = None
+    waiting: deque[Ticket] = field(default_factory=deque)
+
+
+def _slot_of(lane: _Lane, ticket: int) -> Slot:
+    assert lane.running is not None, f"{lane.worker.name} speaks of ticket {ticket}, but has none"
+    number, slot = lane.running
+    assert number == ticket, f"{lane.worker.name} speaks of ticket {ticket}, but has {number}"
+    return slot
 
 
 class ProcessRuntime:
@@ -202,6 +242,7 @@ class ProcessRuntime:
         self._happened: deque[Happening] = deque()
         self._lanes: dict[int, _Lane] = {}
         self._slots = SlotPool()
+        self._specs: dict[str, ArraySpec] | None = None
         self._held: dict[int, tuple[int, Slot]] = {}  # ticket -> lane and slot of a segment not yet trained
         self._weights = WeightsWriter()
         self._eval_weights = WeightsWriter()
@@ -209,6 +250,7 @@ class ProcessRuntime:
         self._eval_queue: deque[tuple[int, int, str]] = deque()
         self._evaluating: int | None = None
         self._wake_read, self._wake_write = os.pipe()
+        self._pipe_lock, self._is_closed = threading.Lock(), False
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_read, selectors.EVENT_READ, _WAKE)
         self._plan: Plan
@@ -217,20 +259,25 @@ class ProcessRuntime:
 
     # ------------------------------------------------------------ starting and ending
 
-    def start(self, plan: Plan, lanes: Sequence[LaneStart]) -> Learner:
+    def start(self, plan: Plan, lanes: Sequence[LaneStart], learner_state: StateTree | None) -> None:
         """Spawn the collectors, and make the learner here while they start."""
         self._plan = plan
+        _allow_many_files()
         for lane, start in enumerate(lanes):
             self.start_lane(lane, start)
-        learner = plan.make_learner()
+        learner = plan.make_learner(learner_state)
         self._desk = LearnerDesk(plan, learner, self._weights.publish, self._post)
         self._learner_thread = JobThread("learner", self._post)
-        return learner
 
     def _post(self, happening: Happening) -> None:
         """Report from another thread, and wake the driver up."""
         self._happened.append(happening)
-        os.write(self._wake_write, b"x")
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._pipe_lock:
+            if not self._is_closed:
+                os.write(self._wake_write, b"x")
 
     def start_lane(self, lane: int, start: LaneStart) -> None:
         """Spawn a collector."""
@@ -250,7 +297,7 @@ class ProcessRuntime:
         workers = [lane.worker for lane in self._lanes.values()]
         if self._evaluator is not None:
             workers.append(self._evaluator)
-        busy = {id(lane.worker) for lane in self._lanes.values() if lane.running}
+        busy = {id(lane.worker) for lane in self._lanes.values() if lane.running is not None}
         for worker in workers:
             worker.end(0.0 if id(worker) in busy or not worker.is_up else _CLOSE_TIMEOUT_S)
         self._lanes.clear()
@@ -258,9 +305,12 @@ class ProcessRuntime:
         if self._learner_thread is not None:
             self._learner_thread.close(_CLOSE_TIMEOUT_S)
             self._learner_thread = None
-            self._selector.close()
-            os.close(self._wake_read)
-            os.close(self._wake_write)
+        with self._pipe_lock:  # a learner that did not end in time may still want to report
+            if not self._is_closed:
+                self._is_closed = True
+                self._selector.close()
+                os.close(self._wake_read)
+                os.close(self._wake_write)
         self._slots.close()
         self._weights.close()
         self._eval_weights.close()
@@ -275,15 +325,22 @@ class ProcessRuntime:
     # ------------------------------------------------------------ actions
 
     def collect(self, ticket: Ticket) -> None:
-        """Send the ticket with the addresses of the weights and of its slot."""
+        """Line the ticket up for its lane."""
         lane = self._lanes.get(ticket.lane)
         if lane is None:  # it died and its `CollectorDown` is on the way: the ticket is lost with it
             return
-        slot = self._slots.take(ticket.lane, lane.specs)
-        lane.running[ticket.number] = (ticket, slot)
+        lane.waiting.append(ticket)
+        self._send_next(lane)
+
+    def _send_next(self, lane: _Lane) -> None:
+        """Send a ticket with the addresses of the weights and of its slot."""
+        if lane.running is not None or not lane.waiting:
+            return
+        ticket = lane.waiting.popleft()
+        slot = self._slots.take(ticket.lane, self._specs)
+        lane.running = (ticket.number, slot)
         arrays = slot.arrays.address if slot.arrays is not None else ""
-        message = ("collect", ticket, self._weights.address, arrays, slot.tail.address)
-        lane.worker.tell(message)
+        lane.worker.tell(("collect", ticket, self._weights.address, arrays, slot.tail.address))
 
     def train(self, batch: Batch) -> None:
         """Train in the learner's thread."""
@@ -292,6 +349,10 @@ class ProcessRuntime:
     def publish(self, version: int) -> None:
         """Copy the weights into shared memory when the learner comes to it."""
         self._submit(lambda: self._desk.publish(version))
+
+    def snapshot(self) -> None:
+        """Copy the learner when it comes to it."""
+        self._submit(self._desk.snapshot)
 
     def evaluate(self, version: int, seed: int, blocking: bool) -> None:
         """Evaluate in the learner's thread, or in a process of its own on a snapshot."""
@@ -305,9 +366,9 @@ class ProcessRuntime:
         def hand_over(weights: Any) -> None:
             self._eval_weights.publish(version, weights)
             self._eval_queue.append((version, seed, self._eval_weights.address))
-            os.write(self._wake_write, b"x")
+            self._wake()
 
-        self._submit(lambda: self._desk.snapshot(hand_over))
+        self._submit(lambda: self._desk.hand_weights(hand_over))
 
     def _submit(self, job: Any) -> None:
         assert self._learner_thread is not None
@@ -330,8 +391,7 @@ class ProcessRuntime:
 
     def wait(self, timeout_s: float) -> list[Happening]:
         """Wait for the workers' pipes and the learner's thread at once."""
-        if not self._happened:
-            self._listen(max(0.0, timeout_s))
+        self._listen(0.0 if self._happened else max(0.0, timeout_s))
         self._send_evaluations()
         self._check_starts()
         return [self._happened.popleft() for _ in range(len(self._happened))]
@@ -360,25 +420,36 @@ class ProcessRuntime:
             return
         match message:
             case ("up", specs):
-                lane.specs, lane.worker.is_up = specs, True
-                self._happened.append(CollectorUp(number))
+                self._lane_up(number, specs)
             case ("segment", ticket, num_bytes):
                 self._segment_ready(number, ticket, num_bytes)
             case ("grow", ticket, num_bytes):
-                slot = lane.running[ticket][1]
+                slot = _slot_of(lane, ticket)
                 self._slots.grow(slot, num_bytes)
                 lane.worker.tell(("tail", slot.tail.address))
             case ("lost", reason):
                 self._lane_down(number, f"{lane.worker.name}: {reason}")
             case ("error", doing, text):
-                error = CollectError(f"collector {number} raised while {doing}:\n{text}")
+                error = CollectError(f"collector {number} raised {doing}:\n{text}")
                 self._happened.append(Broken(error))
+
+    def _lane_up(self, number: int, specs: dict[str, ArraySpec] | None) -> None:
+        if self._specs is not None and specs != self._specs:
+            text = (
+                f"collector {number} makes segments of {specs}, another one of {self._specs}: make them equal"
+            )
+            self._happened.append(Broken(CollectError(text)))
+            return
+        self._specs = specs
+        self._lanes[number].worker.came_up()
+        self._happened.append(CollectorUp(number))
 
     def _segment_ready(self, number: int, ticket_number: int, num_bytes: int) -> None:
         lane = self._lanes[number]
-        _, slot = lane.running.pop(ticket_number)
+        slot, lane.running = _slot_of(lane, ticket_number), None
+        self._send_next(lane)
         segment, state = unpack_object(slot.tail.bytes[:num_bytes].copy())
-        if lane.specs is not None and slot.arrays is not None:
+        if slot.arrays is not None:
             segment = replace(segment, data=dict(slot.views))
             num_bytes += slot.arrays.size
         self._held[ticket_number] = (number, slot)
@@ -393,14 +464,16 @@ class ProcessRuntime:
     def _lane_down(self, number: int, reason: str) -> None:
         lane = self._lanes.pop(number)
         self._selector.unregister(lane.worker.connection)
-        for _, slot in lane.running.values():
-            self._slots.give_back(number, slot)
+        if lane.running is not None:
+            self._slots.give_back(number, lane.running[1])
         lane.worker.end()
         self._happened.append(CollectorDown(number, reason))
 
     def _send_evaluations(self) -> None:
         while self._eval_queue and self._evaluator is not None:
             version, seed, address = self._eval_queue.popleft()
+            if version != self._evaluating:  # asked of an evaluator that has died since
+                continue
             self._evaluator.tell(("evaluate", version, seed, address))
 
     def _hear_evaluator(self) -> None:
@@ -413,7 +486,7 @@ class ProcessRuntime:
             return
         match message:
             case ("up", _):
-                worker.is_up = True
+                worker.came_up()
             case ("evaluated", ended):
                 self._evaluating = None
                 self._happened.append(ended)

@@ -8,6 +8,7 @@ files (other than Linux) it is a temporary file, removed on close.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
 import pickle
@@ -29,15 +30,25 @@ def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGN) * _ALIGN
 
 
-class Block:
-    """A piece of memory that several processes map. ``address`` is what another process opens it by."""
+_serials = itertools.count()
 
-    def __init__(self, descriptor: int, address: str, size: int, temporary: str | None = None) -> None:
-        self.address = address
+
+class Block:
+    """A piece of memory that several processes map. ``address`` is what another process opens it by.
+
+    An address ends in a serial number: descriptors are used again, and a reader that has opened a block
+    must not take a later one for it.
+    """
+
+    def __init__(self, descriptor: int, path: str, size: int, serial: int, is_owner: bool) -> None:
+        self.address = f"{path}:{size}:{serial}"
         self.size = size
-        self._descriptor = descriptor
-        self._temporary = temporary
+        self._path = path
         self._map = mmap.mmap(descriptor, size)
+        # The owner's descriptor is what others open the block through; a reader needs only its map.
+        self._descriptor = descriptor if is_owner else None
+        if not is_owner:
+            os.close(descriptor)
         self.bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
 
     @staticmethod
@@ -46,30 +57,30 @@ class Block:
         size = max(_aligned(size), mmap.PAGESIZE)
         if hasattr(os, "memfd_create"):
             descriptor = os.memfd_create("offbeat")
-            os.ftruncate(descriptor, size)
-            block = Block(descriptor, f"/proc/{os.getpid()}/fd/{descriptor}:{size}", size)
+            path = f"/proc/{os.getpid()}/fd/{descriptor}"
         else:
             descriptor, path = tempfile.mkstemp(prefix="offbeat-")
-            os.ftruncate(descriptor, size)
-            block = Block(descriptor, f"{path}:{size}", size, path)
+        os.ftruncate(descriptor, size)
+        block = Block(descriptor, path, size, next(_serials), is_owner=True)
         block.bytes[:: mmap.PAGESIZE] = 0  # touch each page once, so that no segment pays for it
         return block
 
     @staticmethod
     def open(address: str) -> Block:
         """Map a block that another process made."""
-        path, _, size = address.rpartition(":")
-        descriptor = os.open(path, os.O_RDWR)
-        return Block(descriptor, address, int(size))
+        path, size, serial = address.rsplit(":", 2)
+        return Block(os.open(path, os.O_RDWR), path, int(size), int(serial), is_owner=False)
 
     def close(self) -> None:
         """Unmap; the memory is freed when the last process does so."""
         self.bytes = np.empty(0, np.uint8)
         with contextlib.suppress(BufferError):  # a view is still alive: the map goes when it does
             self._map.close()
-        os.close(self._descriptor)
-        if self._temporary is not None:
-            os.unlink(self._temporary)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+            if not self._path.startswith("/proc/"):
+                os.unlink(self._path)
 
 
 class OpenBlocks:
@@ -175,6 +186,7 @@ class WeightsWriter:
 
     def __init__(self) -> None:
         self._block: Block | None = None
+        self._outgrown: list[Block] = []
         self._turn = 0
 
     @property
@@ -188,8 +200,8 @@ class WeightsWriter:
         packed = pack_object(weights)
         room = _HEAD_BYTES + packed.num_bytes
         if self._block is None or self._block.size < 2 * room:
-            self.close()
-            self._block = Block.create(2 * room)
+            self._grow(2 * room)
+        assert self._block is not None
         half = _half(self._block, self._turn)
         head, body = half[:_HEAD_BYTES].view(np.int64), half[_HEAD_BYTES:room]
         head[_SEQUENCE] += 1
@@ -198,11 +210,21 @@ class WeightsWriter:
         head[_SEQUENCE] += 1
         self._turn = 1 - self._turn
 
-    def close(self) -> None:
-        """Free the block; a reader that still has it open keeps its memory."""
+    def _grow(self, num_bytes: int) -> None:
+        """Move to a larger block. The old one stays: its address may be on the way to a reader.
+
+        Blocks grow by half at least, so that all outgrown ones together are no larger than twice the last.
+        """
         if self._block is not None:
-            self._block.close()
-            self._block = None
+            self._outgrown.append(self._block)
+            num_bytes = max(num_bytes, self._block.size * 3 // 2)
+        self._block = Block.create(num_bytes)
+
+    def close(self) -> None:
+        """Free the memory; a reader that still has it open keeps its map."""
+        for block in (*self._outgrown, *([self._block] if self._block is not None else [])):
+            block.close()
+        self._outgrown, self._block = [], None
 
 
 def _half(block: Block, index: int) -> NDArray[np.uint8]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import time
 import traceback
@@ -10,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from offbeat.errors import CollectError, StallError
-from offbeat.roles import Evaluator, Learner
 from offbeat.runtime.base import (
     Broken,
     CollectorRunner,
@@ -18,13 +18,13 @@ from offbeat.runtime.base import (
     EvalEnded,
     Happening,
     LaneStart,
+    LazyEvaluator,
     Plan,
     SegmentReady,
     make_runner,
-    run_evaluation,
 )
 from offbeat.runtime.learning import JobThread, LearnerDesk
-from offbeat.types import Batch, Ticket
+from offbeat.types import Batch, StateTree, Ticket
 
 _CLOSE_TIMEOUT_S = 2.0
 _LEARNER_TIMEOUT_S = 5.0
@@ -38,22 +38,21 @@ class ThreadRuntime:
         self._lanes: dict[int, JobThread] = {}
         self._runners: dict[int, CollectorRunner] = {}
         self._published: tuple[int, Any] = (-1, None)
-        self._evaluator: Evaluator | None = None
+        self._evaluator: LazyEvaluator | None = None
         self._eval_thread: JobThread | None = None
         self._plan: Plan
         self._desk: LearnerDesk
         self._learner_thread: JobThread
 
-    def start(self, plan: Plan, lanes: Sequence[LaneStart]) -> Learner:
+    def start(self, plan: Plan, lanes: Sequence[LaneStart], learner_state: StateTree | None) -> None:
         """Make the learner here and each collector in its own thread."""
         self._plan = plan
         post = self._happened.put
         for lane, start in enumerate(lanes):
             self.start_lane(lane, start)
-        learner = plan.make_learner()
+        learner = plan.make_learner(learner_state)
         self._desk = LearnerDesk(plan, learner, self._keep_weights, post)
         self._learner_thread = JobThread("learner", post)
-        return learner
 
     def _keep_weights(self, version: int, weights: Any) -> None:
         self._published = (version, weights)  # one assignment: readers see the old pair or the new one
@@ -101,23 +100,23 @@ class ThreadRuntime:
         """Publish when the learner comes to it."""
         self._learner_thread.submit(lambda: self._desk.publish(version))
 
+    def snapshot(self) -> None:
+        """Copy the learner when it comes to it."""
+        self._learner_thread.submit(self._desk.snapshot)
+
     def evaluate(self, version: int, seed: int, blocking: bool) -> None:
         """Evaluate in the learner's thread, or beside it on a snapshot."""
         if blocking:
             self._learner_thread.submit(lambda: self._desk.evaluate_here(version, seed))
             return
         thread = self._eval_thread or JobThread("evaluator", self._happened.put)
-        self._eval_thread = thread
+        evaluator = self._evaluator or LazyEvaluator(self._plan.evaluator())
+        self._eval_thread, self._evaluator = thread, evaluator
 
         def hand_over(weights: Any) -> None:
-            thread.submit(lambda: self._evaluate(weights, version, seed))
+            thread.submit(lambda: self._happened.put(evaluator.run(weights, version, seed)))
 
-        self._learner_thread.submit(lambda: self._desk.snapshot(hand_over))
-
-    def _evaluate(self, weights: Any, version: int, seed: int) -> None:
-        if self._evaluator is None:
-            self._evaluator = self._plan.make_evaluator()
-        self._happened.put(run_evaluation(self._evaluator, weights, version, seed))
+        self._learner_thread.submit(lambda: self._desk.hand_weights(hand_over))
 
     def give_up_evaluation(self, version: int, reason: str) -> None:
         """A thread cannot be killed: the next evaluation gets another one."""
@@ -125,11 +124,13 @@ class ThreadRuntime:
         self._happened.put(EvalEnded(version, None, 0.0, reason))
 
     def wait(self, timeout_s: float) -> list[Happening]:
-        """Return one thing that happened, or nothing after the time-out."""
-        try:
-            return [self._happened.get(timeout=max(0.0, timeout_s))]
-        except queue.Empty:
-            return []
+        """Return everything that happened, or nothing after the time-out."""
+        happened: list[Happening] = []
+        with contextlib.suppress(queue.Empty):
+            happened.append(self._happened.get(timeout=max(0.0, timeout_s)))
+            while True:
+                happened.append(self._happened.get_nowait())
+        return happened
 
     def pids(self) -> dict[str, int]:
         """No process of its own."""

@@ -21,8 +21,16 @@ import cloudpickle
 
 from offbeat.errors import OffbeatError
 from offbeat.roles import Collector, Evaluator
-from offbeat.runtime.base import Assignment, make_runner, run_evaluation
-from offbeat.runtime.shared import Block, OpenBlocks, arrays_in, newest_version, pack_object, read_weights
+from offbeat.runtime.base import Assignment, LazyEvaluator, make_runner
+from offbeat.runtime.shared import (
+    Block,
+    OpenBlocks,
+    arrays_in,
+    newest_version,
+    pack_object,
+    read_weights,
+    unpack_object,
+)
 from offbeat.types import Array, Segment, Ticket
 
 _SYNC_POLL_S = 0.0005
@@ -100,7 +108,7 @@ class EvaluatorServer:
     def __init__(self, connection: Connection, assignment: Assignment[Evaluator]) -> None:
         self._connection = connection
         self._weights = Weights(OpenBlocks(), assignment.sync_timeout_s)
-        self._evaluator = assignment.role.make(assignment.context)
+        self._evaluator = LazyEvaluator(assignment)
 
     def up_message(self) -> tuple[Any, ...]:
         """Say that requests are welcome."""
@@ -109,8 +117,9 @@ class EvaluatorServer:
     def serve(self, message: tuple[Any, ...]) -> None:
         """Evaluate once: ("evaluate", version, seed, weights address)."""
         _, version, seed, address = message
-        _, weights = self._weights.get(address, version)
-        self._connection.send(("evaluated", run_evaluation(self._evaluator, weights, version, seed)))
+        found, weights = self._weights.get(address, version)
+        assert found == version, f"version {version} was to be evaluated, but {found} is there"
+        self._connection.send(("evaluated", self._evaluator.run(weights, version, seed)))
 
 
 def _die_with_parent() -> None:
@@ -121,21 +130,21 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def main(connection_fd: int, stack_fd: int) -> int:
-    """Serve until told to stop; report what a role raises and end."""
+def main(connection_fd: int, stack_fd: int, payload_address: str) -> int:
+    """Make the role in the payload and serve it until told to stop; report what it raises and end."""
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what Ctrl-C means
     stacks = os.fdopen(stack_fd, "w")
     faulthandler.enable(stacks)
     faulthandler.register(signal.SIGUSR1, stacks)
     connection = Connection(connection_fd)
-    doing = "starting"
+    doing = "while starting"
     try:
-        kind, assignment = cloudpickle.loads(connection.recv_bytes())
+        kind, assignment = cloudpickle.loads(unpack_object(Block.open(payload_address).bytes.copy()))
         server = (CollectorServer if kind == "collect" else EvaluatorServer)(connection, assignment)
         connection.send(server.up_message())
         while (message := connection.recv()) is not None:
-            doing = f"ticket {message[1].number}" if message[0] == "collect" else "evaluating"
+            doing = f"in ticket {message[1].number}" if message[0] == "collect" else "while evaluating"
             server.serve(message)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 1  # the driver is gone
@@ -152,7 +161,7 @@ def main(connection_fd: int, stack_fd: int) -> int:
 
 
 if __name__ == "__main__":
-    code = main(int(sys.argv[1]), int(sys.argv[2]))
+    code = main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # environments may keep threads; nothing here needs an orderly end

@@ -8,7 +8,7 @@ from offbeat.algorithms.base import Roles
 from offbeat.algorithms.ppo.collector import MakeCollector
 from offbeat.algorithms.ppo.config import ppo_config
 from offbeat.algorithms.ppo.evaluator import MakeEvaluator
-from offbeat.algorithms.ppo.policy import MakePolicy
+from offbeat.algorithms.ppo.policy import MakePolicy, environment_spec
 from offbeat.config.models import RunConfig
 from offbeat.roles import Learner, PerWorker
 
@@ -24,6 +24,11 @@ class MakeLearner:
         from offbeat.algorithms.ppo.learner import make_learner
 
         return make_learner(self.config)
+
+
+def check(config: RunConfig) -> None:
+    """Make one environment and fit the network to it, so that a mistake is found before anything runs."""
+    environment_spec(config)
 
 
 def build(config: RunConfig) -> Roles:

@@ -14,7 +14,7 @@ from offbeat.algorithms.ppo.minibatches import Loader, Samples, judge, make_load
 from offbeat.algorithms.ppo.policy import environment_spec
 from offbeat.algorithms.ppo.rounds import Floats, Round, compute_targets
 from offbeat.config.models import RunConfig
-from offbeat.errors import TrainError
+from offbeat.errors import ConfigError, TrainError
 from offbeat.models.flat import FlatAdam, FlatParameters
 from offbeat.models.likelihood import likelihood
 from offbeat.models.networks import CRITIC_PREFIX, Evaluation, make_network
@@ -240,6 +240,10 @@ def _staleness_metrics(log_ratios: Floats) -> Metrics:
 def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "algorithm.device is cuda, but torch sees no GPU: set algorithm.device to cpu or auto"
+        )
     return torch.device(name)
 
 

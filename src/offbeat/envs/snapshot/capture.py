@@ -182,7 +182,11 @@ def _tuple(encoder: _Encoder, value: tuple[Any, ...]) -> Node:
 
 
 def _set(encoder: _Encoder, value: set[Any] | frozenset[Any]) -> Node:
-    return {"kind": type(value).__name__, "items": encoder.encode_all(value)}
+    # The order in which a set gives its items depends on what it held before, and steps may depend on it.
+    items = list(value)
+    if any(old is not new for old, new in zip(items, type(value)(items), strict=True)):
+        raise Opaque("a set that would give its items in another order after a restore")
+    return {"kind": type(value).__name__, "items": encoder.encode_all(items)}
 
 
 def _deque(encoder: _Encoder, value: collections.deque[Any]) -> Node:

@@ -1,0 +1,44 @@
+"""One writer per run directory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from offbeat.errors import CheckpointError
+
+
+class RunLock:
+    """Held while a process writes to a run directory; the system releases it when the process dies."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file = (directory / "lock").open("a+")
+        if not _try_to_lock(self._file.fileno()):
+            self._file.seek(0)
+            owner = self._file.read().strip() or "unknown"
+            self._file.close()
+            raise CheckpointError(
+                f"{directory} is being written by another process (pid {owner}): wait for its end, or stop it"
+            )
+        with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
+            self._file.truncate(0)
+            self._file.write(str(os.getpid()))
+            self._file.flush()
+
+    def release(self) -> None:
+        """Let others write."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def _try_to_lock(descriptor: int) -> bool:
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
