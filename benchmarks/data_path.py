@@ -173,7 +173,7 @@ def hand_over(num_bytes: int, copies: Copies, count: int) -> float:
         seed=0,
     )
     try:
-        runtime.start(plan, [LaneStart()] * NUM_WORKERS)
+        runtime.start(plan, [LaneStart()] * NUM_WORKERS, None)
         runtime.publish(0)
         _until_ready(runtime)
         arrived_s = _pump(runtime, reader, count)

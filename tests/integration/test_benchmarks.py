@@ -1,0 +1,25 @@
+"""The benchmark scripts run and end with one JSON line; what they measure is not judged here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command", [["pipeline_limit.py"], ["data_path.py"], ["startup.py"], ["cartpole.py", "--peers"]]
+)
+def test_script_ends_with_its_figures(command: list[str]) -> None:
+    script, *options = command
+    full = [sys.executable, str(ROOT / "benchmarks" / script), *options, "--quick", "--json"]
+    done = subprocess.run(full, capture_output=True, text=True, timeout=250, cwd=ROOT)
+    assert done.returncode in (0, 1), done.stderr
+    figures = json.loads(done.stdout.strip().splitlines()[-1])
+    assert figures["holds"] is (done.returncode == 0)
