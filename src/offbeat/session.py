@@ -194,7 +194,7 @@ class Session:
         asked_s, patience_s = perf_counter(), self._patience_s()
         happened = self._runtime.wait(patience_s)
         if (away_s := perf_counter() - asked_s - patience_s) > _AWAY_S:  # the whole machine slept, say
-            asked_s -= self._shift_deadlines(away_s)
+            self._shift_deadlines(away_s)
         for happening in happened:
             self._progress_s = perf_counter()
             if self._finish is None or isinstance(happening, SnapshotTaken | Broken):
@@ -349,6 +349,7 @@ class Session:
         self._ask_for_snapshot(version, parts)
 
     def _ask_for_snapshot(self, version: int, parts: dict[str, StateTree] | None) -> None:
+        self._train_by_s = perf_counter() + self._settings.runtime.train_timeout_s
         self._snapshots.append((version, parts))
         self._runtime.snapshot()
 
@@ -365,7 +366,7 @@ class Session:
             return _POLL_S
         return min(_POLL_S, max(0.0, self._wake_s - perf_counter()))
 
-    def _shift_deadlines(self, by_s: float) -> float:
+    def _shift_deadlines(self, by_s: float) -> None:
         """Nobody is to blame for time in which this process did not run either."""
         self._started_at_s = {lane: since_s + by_s for lane, since_s in self._started_at_s.items()}
         self._progress_s += by_s
@@ -373,7 +374,6 @@ class Session:
         self._publish_by_s += by_s
         if self._evaluating is not None:
             self._evaluating = (self._evaluating[0], self._evaluating[1] + by_s)
-        return by_s
 
     def _check_deadlines(self, asked_s: float) -> None:
         """No wait without an end: what can be replaced is replaced, a run that stands still ends.

@@ -57,7 +57,6 @@ class _Publishing:
     under_way: int | None = None
     failures: int = 0
     retry_at_s: float | None = None
-    count: int = 0
 
 
 @dataclass(slots=True)
@@ -105,11 +104,6 @@ class Coordinator:
     def published(self) -> int:
         """Newest version collectors can get; -1 before the first publish."""
         return self._publishing.published
-
-    @property
-    def publish_count(self) -> int:
-        """Publishes that worked."""
-        return self._publishing.count
 
     @property
     def eval_skipped(self) -> int:
@@ -260,7 +254,6 @@ class Coordinator:
         publishing = self._publishing
         publishing.published = max(publishing.published, version)
         publishing.failures = 0
-        publishing.count += 1
         if version == publishing.under_way:
             publishing.under_way = None
 
@@ -483,7 +476,6 @@ class Coordinator:
             "versions": sorted(self._versions.items()),
             "eval_due": evaluating.due or interrupted,
             "eval_skipped": evaluating.skipped + (evaluating.due and interrupted),
-            "publish_count": self._publishing.count,
         }
 
     def load_state_dict(self, state: dict[str, Any], arrived: Collection[int] | None = None) -> None:
@@ -502,7 +494,6 @@ class Coordinator:
                 self.ledger.lose(ticket.number)
                 del self._versions[ticket.number]
         self._evaluating = _Evaluating(due=state["eval_due"], skipped=state["eval_skipped"])
-        self._publishing.count = state["publish_count"]
         if state["configured_degree"] == self.config.off_policy_degree:
             self._restore_dial(state["degree"], state["auto"])
         self._check_conservation()

@@ -215,7 +215,8 @@ class PPOLearner:
 
 
 def make_learner(config: RunConfig) -> PPOLearner:
-    """Make the learner of a run in the calling process, which then uses ``runtime.torch_threads`` threads."""
+    """Make the learner of a run in the calling process."""
+    # Before the parameters are drawn: their orthogonal bases must not depend on the number of threads.
     torch.set_num_threads(config.runtime.torch_threads)
     return PPOLearner(ppo_config(config), environment_spec(config), seed=config.run.seed)
 
