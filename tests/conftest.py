@@ -43,13 +43,14 @@ def no_process_left_behind() -> Any:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     yield
     left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
-    workers = [child for child in left if _is_worker(child)]
+    workers = [child for child in left if is_worker(child)]
     for child in workers:
         child.kill()
     assert not workers, f"worker processes were left behind: {workers}"
 
 
-def _is_worker(process: psutil.Process) -> bool:
+def is_worker(process: psutil.Process) -> bool:
+    """Whether this is a worker process of a run, and not merely the remains of one."""
     try:
         return "offbeat.runtime.worker" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:

@@ -12,17 +12,18 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from offbeat import algorithms, load_config
-from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
+from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint, files
 from offbeat.config.loader import dump_yaml
 from offbeat.config.models import RunConfig
-from offbeat.errors import CheckpointError, ConfigError, EnvError
+from offbeat.errors import CheckpointError, ConfigError, EnvError, OffbeatError
+from offbeat.lanes import Loss
 from offbeat.observe.callbacks import Callback, RoundInfo, RunControl, RunInfo, RunSummary
 from offbeat.pipeline import Pipeline, Report, Settings
 from offbeat.recording import learner_digest
@@ -39,12 +40,16 @@ _RESUMABLE = (
     "run.stop_return",
     "async_training.",
     "runtime.",
+    "learner.",
+    "trainer.",
+    "rollout.",
     "eval.",
     "checkpoint.",
     "observe.",
 )
 _NOT_RESUMABLE = ("runtime.num_workers",)
 _SIGNAL_LIMIT_S = 8.0
+_SAME_SIGNAL_S = 0.3
 _UNTIL = "config-until-{}.yaml"
 
 
@@ -64,6 +69,8 @@ class Result:
     max_staleness: int
     interrupted: bool
     policy: Policy
+    losses: tuple[Loss, ...] = ()
+    restarts: int = 0
 
 
 def train(
@@ -108,8 +115,7 @@ def resume(
     config = load_config(directory / "config.yaml", overrides or ())
     if overrides:
         _change_config(directory, config, overrides)
-    name = json.loads((directory / "manifest.json").read_text())["name"]
-    return _run(config, directory, name, callbacks, resumed=True)
+    return _run(config, directory, _recorded_name(directory, config), callbacks, resumed=True)
 
 
 def _change_config(
@@ -123,10 +129,10 @@ def _change_config(
             path.unlink()  # of rounds that are trained again
     before = (directory / "config.yaml").read_text()
     if version > 0:
-        (directory / _UNTIL.format(f"{version:08d}")).write_text(before)
+        _write(directory / _UNTIL.format(f"{version:08d}"), before)
     lines = [f"# resumed at version {version} with {line}" for line in _as_lines(overrides)]
-    (directory / "config.yaml").write_text("\n".join(lines) + "\n" + dump_yaml(config))
-    (directory / "resolved.yaml").write_text(dump_yaml(config.resolved()))
+    _write(directory / "config.yaml", "\n".join(lines) + "\n" + dump_yaml(config))
+    _write(directory / "resolved.yaml", dump_yaml(config.resolved()))
 
 
 def evaluate(
@@ -187,7 +193,8 @@ def _run(
 
 def _pipeline(config: RunConfig, run_dir: Path | None, name: str, callbacks: Sequence[Callback]) -> Pipeline:
     roles = _roles(config)
-    settings = Settings(config.async_training, config.runtime, config.eval, config.checkpoint, config.observe)
+    names = (field.name for field in fields(Settings))
+    settings = Settings(**{name: getattr(config, name) for name in names})
     return Pipeline(
         collect=roles.collect,
         train=PerWorker(_MakeLearner(config)),
@@ -235,6 +242,11 @@ class _StopAtReturn(Callback):
 
 def _try_out(config: RunConfig) -> None:
     """Find out what only a try can tell, before the run leaves any trace."""
+    if config.learner.num_ranks > 1 and not _roles(config).data_parallel:
+        raise ConfigError(
+            f"learner.num_ranks is {config.learner.num_ranks}, but the algorithm {config.algorithm.name!r} "
+            "does not train in several processes (Roles.data_parallel): set learner.num_ranks to 1"
+        )
     check = algorithms.find(config.algorithm.name).check
     if check is None:
         return
@@ -255,7 +267,7 @@ class _MakeLearner:
     config: RunConfig
 
     def __call__(self, context: WorkerContext) -> Learner:
-        learner = _roles(self.config).learner()
+        learner = _roles(self.config).learner(context.ranks)
         torch: Any = sys.modules.get("torch")
         if torch is not None:
             torch.set_num_threads(self.config.runtime.torch_threads)
@@ -276,6 +288,8 @@ def _result(config: RunConfig, run_dir: Path, report: Report, interrupted: bool)
         max_staleness=report.max_staleness,
         interrupted=interrupted,
         policy=_roles(config).policy(report.weights),
+        losses=report.losses,
+        restarts=report.restarts,
     )
 
 
@@ -292,8 +306,13 @@ def _few_threads(config: RunConfig) -> Iterator[None]:
 def _stopping_on_signals(pipeline: Pipeline) -> Iterator[list[str]]:
     """The first Ctrl-C or SIGTERM stops the run cleanly, the second one at once."""
     received: list[str] = []
+    heard_s = float("-inf")
 
     def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal heard_s
+        if (now_s := time.monotonic()) - heard_s < _SAME_SIGNAL_S:
+            return  # sent to a whole process group, a signal comes twice: also by way of the command's guard
+        heard_s = now_s
         received.append(signal.Signals(number).name)
         if len(received) > 1:
             raise KeyboardInterrupt
@@ -359,8 +378,8 @@ def _write_description(
     """Write what was asked for, what it resolved to, and with which versions it runs."""
     source = recipe if isinstance(recipe, str | Path) else "a RunConfig"
     given = [f"# from {source}", *(f"# with {line}" for line in _as_lines(chosen))]
-    (run_dir / "config.yaml").write_text("\n".join(given) + "\n" + dump_yaml(config))
-    (run_dir / "resolved.yaml").write_text(dump_yaml(config.resolved()))
+    _write(run_dir / "config.yaml", "\n".join(given) + "\n" + dump_yaml(config))
+    _write(run_dir / "resolved.yaml", dump_yaml(config.resolved()))
     manifest = {
         "name": _name_of(config, recipe),
         "seed": config.run.seed,
@@ -372,7 +391,27 @@ def _write_description(
         "git": _git_commit(),
         "pid": os.getpid(),
     }
-    (run_dir / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+    _write(run_dir / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file in one step: a run killed meanwhile has the old one or the new, never half of one."""
+    try:
+        files.replace_bytes(path, text.encode())
+    except OSError as error:
+        raise OffbeatError(
+            f"{path} cannot be written: {error}. Free disk space, make it writable or choose another run.dir"
+        ) from error
+
+
+def _recorded_name(directory: Path, config: RunConfig) -> str:
+    """The name of a run that is resumed; of a damaged description, what its configuration calls it."""
+    try:
+        return str(json.loads((directory / "manifest.json").read_bytes())["name"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        what = f"{directory / 'manifest.json'} is damaged ({type(error).__name__}: {error})"
+        print(f"note: {what}; nothing but the run's name is read from it, going on", file=sys.stderr)
+        return config.run.name or config.algorithm.name
 
 
 def _joined(

@@ -23,6 +23,14 @@ class TrainError(OffbeatError):
     """The learner raised, or produced a non-finite loss."""
 
 
+class LearnerLost(OffbeatError):
+    """The learner's process is gone; the run can go on from its newest good checkpoint."""
+
+
+class DivergedError(TrainError):
+    """The loss is NaN or infinite, or it exploded; ``run.on_nan`` says what comes next."""
+
+
 class EvalError(OffbeatError):
     """The evaluator raised; the message carries its own traceback."""
 

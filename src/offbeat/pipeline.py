@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,18 +13,19 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from offbeat.adapters import as_collect, as_evaluate, as_learn
-from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
-from offbeat.config.models import AsyncTrainingConfig, RuntimeConfig
-from offbeat.errors import ConfigError, ReplayError
+from offbeat.checkpoint import CheckpointManager
+from offbeat.config.models import AsyncTrainingConfig, RuntimeConfig, RuntimeKind
+from offbeat.errors import ConfigError, LearnerLost, ReplayError, TrainError
 from offbeat.observe.callbacks import Callback, RunControl, RunSummary
 from offbeat.observe.events import read_schedule
 from offbeat.pacing import PaceConfig
 from offbeat.pacing.messages import DialTurned, Event, GoalReached, StopRequested
 from offbeat.recording import RecordingOptions, learner_digest
+from offbeat.recovery import Recovery
 from offbeat.replaying import Replayer, ReplayReport, Schedule
-from offbeat.roles import Learner
-from offbeat.runtime.base import Plan
-from offbeat.session import Job, Report, Session, Settings
+from offbeat.roles import Learner, PerWorker
+from offbeat.runtime.base import Machines, Plan
+from offbeat.session import Beginning, Job, Report, Session, Settings
 
 __all__ = ["Pipeline", "Report", "Settings"]
 
@@ -49,7 +51,7 @@ class Pipeline:
         weights: Callable[[], Any] | None = None,
         evaluate: Any = None,
         off_policy_degree: int | None = None,
-        runtime: Literal["inline", "threads", "processes"] | None = None,
+        runtime: RuntimeKind | None = None,
         num_workers: int | None = None,
         segments_per_round: int | None = None,
         seed: int = 0,
@@ -66,6 +68,11 @@ class Pipeline:
         self._initial_state = copy.deepcopy(train.state_dict()) if self._learner is not None else None
         self._evaluate = as_evaluate(evaluate)
         self.settings = _with_overrides(settings or Settings(), off_policy_degree, runtime, num_workers)
+        if self.settings.learner.num_ranks > 1 and not isinstance(train, PerWorker):
+            raise ConfigError(
+                "learner.num_ranks above 1 needs a learner that each rank can make for itself: "
+                "give train=PerWorker(make), where make(context) uses context.ranks"
+            )
         self._segments_per_round = segments_per_round or self.settings.runtime.num_workers
         self._seed = seed
         self._mode: Literal["stream", "replay"] = mode
@@ -80,7 +87,7 @@ class Pipeline:
         """Train ``rounds`` rounds and report."""
         if self._run_dir is not None and (self._run_dir / "schedule.jsonl").exists():
             raise ConfigError(f"run_dir {self._run_dir} already holds a run: resume it, or choose another")
-        return self._run(rounds, None, resumed=False)
+        return self._run(rounds, Beginning())
 
     def resume(self, rounds: int) -> Report:
         """Go on with the run in ``run_dir`` until ``rounds`` rounds are done, counted from its first.
@@ -88,15 +95,26 @@ class Pipeline:
         It goes on from the newest good checkpoint, or from the beginning if there is none yet.
         """
         manager = self._checkpoints()
-        return self._run(rounds, manager.load() if manager.versions() else None, resumed=True)
+        saved = manager.load() if manager.versions() else None
+        return self._run(rounds, Beginning(saved, resumed=True))
 
-    def _run(self, rounds: int, saved: LoadedCheckpoint | None, resumed: bool) -> Report:
+    def _run(self, rounds: int, beginning: Beginning) -> Report:
+        """Run to the end, going on from a checkpoint as often as ``run.max_restarts`` allows."""
         self._pace = self._pace_config(rounds)
-        with Session(self.job(), saved, resumed) as session:
-            session.begin()
-            while not session.finished:
-                session.step()
-            return session.report()
+        recovery = Recovery(self.settings.run, self._run_dir)
+        while True:
+            with Session(self.job(), beginning) as session:
+                try:
+                    session.begin()
+                    while not session.finished:
+                        session.step()
+                    return recovery.complete(session.report())
+                except (LearnerLost, TrainError) as error:
+                    chance = recovery.after(error, session)
+                    if chance is None:
+                        raise
+                    beginning = chance
+            recovery.pause()
 
     def replay(self, later: Sequence[tuple[int, Plan]] = ()) -> ReplayReport:
         """Repeat the run in ``run_dir`` serially and compare the weights with its newest checkpoint's.
@@ -108,10 +126,11 @@ class Pipeline:
             raise ReplayError(f"{self._run_dir} has not trained a round yet: there is nothing to repeat")
         records = read_schedule(saved.path.parents[1] / "schedule.jsonl")
         replayer = Replayer(Schedule.from_records(records), self.plan(), self._pristine_learner())
-        for version, plan in later:
-            replayer.run(min(version, saved.version))
-            replayer.switch(plan)
-        learner = replayer.run(saved.version)
+        with contextlib.closing(replayer):
+            for version, plan in later:
+                replayer.run(min(version, saved.version))
+                replayer.switch(plan)
+            learner = replayer.run(saved.version)
         recorded, repeated = learner_digest(saved.parts["learner"]), learner_digest(learner.state_dict())
         return ReplayReport(recorded == repeated, repeated, recorded, saved.version)
 
@@ -169,7 +188,11 @@ class Pipeline:
             worker_threads=runtime.worker_torch_threads,
             start_timeout_s=runtime.start_timeout_s,
             sync_timeout_s=dial.sync_timeout,
+            sync_retries=dial.max_sync_retries,
+            sync_retry_delay_s=dial.sync_retry_delay,
             log_dir=self._run_dir / "logs" if self._run_dir is not None else None,
+            machines=Machines(runtime, self.settings.learner, self.settings.trainer, self.settings.rollout),
+            mode=self._mode,
         )
 
     def recording(self) -> RecordingOptions:

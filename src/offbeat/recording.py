@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint, digest, pack
 from offbeat.config.models import AsyncTrainingConfig, CheckpointConfig, ObserveConfig
-from offbeat.errors import CheckpointError, CollectError, OffbeatError
+from offbeat.errors import CheckpointError, OffbeatError
 from offbeat.observe.callbacks import (
     Callback,
     CallbackList,
@@ -38,7 +38,8 @@ from offbeat.observe.system import SystemMonitor
 from offbeat.pacing import Coordinator
 from offbeat.pacing.messages import DialTurned, Event, Finish, Signals
 from offbeat.replaying import Arrival, Round
-from offbeat.runtime.base import EvalEnded, LaneStart, RoundDone
+from offbeat.runtime.base import EvalEnded, Health, LaneStart, RoundDone
+from offbeat.runtime.supervision import Wait
 from offbeat.types import Array, Batch, Metrics, Segment, StateTree, Ticket
 
 _log = logging.getLogger(__name__)
@@ -47,6 +48,26 @@ _log = logging.getLogger(__name__)
 def learner_digest(state: StateTree) -> str:
     """A sha256 over everything a learner is: parameters, optimizer, statistics."""
     return digest(pack(state)[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """A run goes on by itself from a checkpoint: after the learner crashed, or because it diverged.
+
+    Example: ``Restart("restart", version=40, reason="killed by SIGKILL", attempt=1, limit=3)``.
+    """
+
+    kind: Literal["restart", "rollback"]
+    version: int
+    reason: str
+    attempt: int
+    limit: int
+
+    def __str__(self) -> str:
+        """In a line for people."""
+        what = "the run goes on" if self.kind == "restart" else "the run goes back and collects other samples"
+        reason = self.reason.splitlines()[0] if self.reason else "unknown"
+        return f"{reason}: {what} from version {self.version} ({self.kind} {self.attempt} of {self.limit})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +137,7 @@ class Recorder:
         self._begun_s = perf_counter()
         self._scores: dict[int, float] = {}
         self._eval_skipped = 0
+        self._health: dict[str, Health] = {}
         self._finish: Finish | None = None
         self._saves_nothing = False
         self._issued_at_s: dict[int, float] = {}
@@ -163,15 +185,26 @@ class Recorder:
         """The coordinator said that the run is over."""
         self._finish = finish
 
-    def close(self, error: BaseException | None) -> None:
-        """Say how it ended and close the files, however it ended."""
+    def close(self, error: BaseException | None, going_on: Restart | None = None) -> None:
+        """Say how it ended and close the files, however it ended; ``going_on``: it is begun again."""
         reason = self._finish.reason if self._finish is not None else str(error)
         version, seconds = self._coordinator.version, perf_counter() - self._begun_s
         try:
             self._tell_faults()
-            self._event("finish", {"version": version, "reason": reason, "failed": error is not None})
+            for component, state in list(self._health.items()):
+                if state != "down":
+                    self.health(component, "stopped")
+            if going_on is None:
+                self._event("finish", {"version": version, "reason": reason, "failed": error is not None})
+            else:
+                self._restarting(going_on)
             info = FinishInfo(
-                version, reason.splitlines()[0] if reason else "", seconds, self.last_metrics, error
+                version,
+                reason.splitlines()[0] if reason else "",
+                seconds,
+                self.last_metrics,
+                error,
+                None if going_on is None else str(going_on),
             )
             self._callbacks.on_finish(info)
         finally:
@@ -184,6 +217,24 @@ class Recorder:
                 self._files = None
             while self._faults:  # of the last lines: the console is closed by now
                 _log.warning(self._faults.popleft())
+
+    def _restarting(self, restart: Restart) -> None:
+        fields = {"version": restart.version, "reason": restart.reason, "attempt": restart.attempt}
+        self._event(restart.kind, fields)
+        self._log(logging.WARNING, str(restart))
+
+    def health(self, component: str, state: Health, detail: str = "") -> None:
+        """A part of the run is in this state now; only changes are written."""
+        if self._health.get(component) == state:
+            return
+        self._health[component] = state
+        fields = {"component": component, "state": state, **({"detail": detail} if detail else {})}
+        self._event("health", fields)
+        self._log(logging.INFO, f"{component} is {state}" + (f": {detail}" if detail else ""))
+
+    def stalled(self, waits: Sequence[Wait], stacks: Mapping[str, str]) -> None:
+        """The run stands still and ends."""
+        self._event("stall", {"waits": [wait.to_record() for wait in waits], "stacks": dict(stacks)})
 
     def notice(self, text: str) -> None:
         """Tell the user something that is worth a line."""
@@ -244,10 +295,9 @@ class Recorder:
         """A round is handed to the learner."""
         self._meter.train_started(batch, perf_counter())
 
-    def broken(self, error: OffbeatError) -> None:
-        """Something raised that the run cannot survive."""
-        if isinstance(error, CollectError):
-            self._meter.generation_error()
+    def generation_error(self) -> None:
+        """A collector raised."""
+        self._meter.generation_error()
 
     def trained(self, batch: Batch, done: RoundDone) -> None:
         """A round was trained."""
@@ -290,7 +340,8 @@ class Recorder:
         metrics.update(self._callbacks.on_round(RoundInfo(version, metrics)))
         self.last_metrics = metrics
         if self._files is not None:
-            self._event("round", {"version": version, "metrics": metrics})
+            counts = asdict(self._coordinator.counts())
+            self._event("round", {"version": version, "metrics": metrics, "counts": counts})
             self._files.sinks.write(version, metrics)
             self._files.stats.write_if_due(metrics, now_s)
         self._tell_faults()

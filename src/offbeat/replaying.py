@@ -8,7 +8,7 @@ from typing import Any
 
 from offbeat.errors import ReplayError
 from offbeat.roles import Learner
-from offbeat.runtime.base import CollectorRunner, LaneStart, Plan, make_runner
+from offbeat.runtime.base import CollectorRunner, LaneStart, Plan, close_learner, make_runner
 from offbeat.seeding import derive_seed
 from offbeat.types import Batch, Segment, Ticket
 
@@ -51,7 +51,16 @@ class Schedule:
 
     @staticmethod
     def from_records(records: Iterable[Mapping[str, Any]]) -> Schedule:
-        """Read the lines of ``schedule.jsonl``."""
+        """Read the lines of ``schedule.jsonl``; ReplayError when they are not those of a schedule."""
+        try:
+            return Schedule._from_records(records)
+        except (KeyError, TypeError) as error:
+            raise ReplayError(
+                f"schedule.jsonl was damaged or edited, the run cannot be repeated ({error!r})"
+            ) from error
+
+    @staticmethod
+    def _from_records(records: Iterable[Mapping[str, Any]]) -> Schedule:
         arrivals: dict[int, list[Arrival]] = {}
         rounds = {}
         for record in records:
@@ -106,7 +115,13 @@ class Replayer:
     def switch(self, plan: Plan) -> None:
         """Go on with a learner of other settings, as a run that was resumed with them did."""
         self._plan = plan
-        self._learner = plan.make_learner(self._learner.state_dict())
+        state = self._learner.state_dict()
+        close_learner(self._learner)
+        self._learner = plan.make_learner(state)
+
+    def close(self) -> None:
+        """End the processes of a learner of several ranks."""
+        close_learner(self._learner)
 
     def _collect(self, arrival: Arrival, weights: Any) -> Segment:
         incarnation, runner = self._runners.get(arrival.lane, (-1, None))

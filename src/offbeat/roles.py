@@ -90,14 +90,51 @@ class Store(Protocol):
         ...
 
 
+class Ranks(Protocol):
+    """The processes that a learner consists of, as one of them sees it.
+
+    All ranks get the same batches and make the same decisions. Each differentiates its own share of a
+    minibatch and calls ``sum_`` on the gradient, so that all apply the same step.
+    """
+
+    @property
+    def rank(self) -> int:
+        """Which one this is; 0 publishes, saves and reports."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        ...
+
+    def sum_(self, tensor: Any) -> None:
+        """Replace a torch tensor by its sum over all ranks, in place. All ranks call it, in one order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """The ranks of a learner that is one process."""
+
+    rank: int = 0
+    size: int = 1
+
+    def sum_(self, tensor: Any) -> None:
+        """Nothing to add."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """What a worker's role is told when it is made. ``seed`` differs by lane and incarnation."""
+    """What a worker's role is told when it is made. ``seed`` differs by lane and incarnation.
+
+    ``ranks`` is for learners of several processes.
+    """
 
     lane: int
     num_lanes: int
     seed: int
     incarnation: int = 0
+    ranks: Ranks = Alone()
 
 
 RoleT = TypeVar("RoleT")

@@ -16,10 +16,22 @@ from offbeat.config.models import (
     AsyncTrainingConfig,
     CheckpointConfig,
     EvalConfig,
+    LearnerConfig,
     ObserveConfig,
+    RolloutConfig,
+    RunSection,
     RuntimeConfig,
+    TrainerConfig,
 )
-from offbeat.errors import CheckpointError, CollectError, OffbeatError, StallError
+from offbeat.errors import (
+    CheckpointError,
+    CollectError,
+    DivergedError,
+    LearnerLost,
+    OffbeatError,
+    StallError,
+)
+from offbeat.lanes import Lanes, Loss, collector_name, revived
 from offbeat.observe.callbacks import MetricValue, RunControl
 from offbeat.pacing import Coordinator, Counts, PaceConfig
 from offbeat.pacing.messages import (
@@ -41,7 +53,7 @@ from offbeat.pacing.messages import (
     StopRequested,
     Train,
 )
-from offbeat.recording import Recorder, RecordingOptions, learner_digest
+from offbeat.recording import Recorder, RecordingOptions, Restart, learner_digest
 from offbeat.replay import StreamStore
 from offbeat.runtime.base import (
     Broken,
@@ -49,7 +61,8 @@ from offbeat.runtime.base import (
     CollectorUp,
     EvalEnded,
     Happening,
-    LaneStart,
+    HealthChanged,
+    LearnerDown,
     Plan,
     RoundDone,
     Runtime,
@@ -60,17 +73,26 @@ from offbeat.runtime.base import (
 )
 from offbeat.runtime.inline import InlineRuntime
 from offbeat.runtime.processes import ProcessRuntime
+from offbeat.runtime.supervision import LossWatch, Wait, describe_stall
 from offbeat.runtime.threads import ThreadRuntime
 from offbeat.seeding import derive_seed
 from offbeat.types import Batch, Metrics, StateTree, Ticket
 
 _POLL_S = 0.25
 _AWAY_S = 2.0
-_MOST_FAILURES = 3
+
+
+def _make_ray() -> Runtime:
+    from offbeat.runtime.ray import RayRuntime
+
+    return RayRuntime()
+
+
 _RUNTIMES: dict[str, Callable[[], Runtime]] = {
     "inline": InlineRuntime,
     "threads": ThreadRuntime,
     "processes": ProcessRuntime,
+    "ray": _make_ray,
 }
 
 
@@ -83,6 +105,10 @@ class Settings:
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     observe: ObserveConfig = field(default_factory=lambda: ObserveConfig(console="none", tensorboard=False))
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    run: RunSection = field(default_factory=RunSection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +130,8 @@ class Report:
     max_staleness: int
     weights: Any
     digest: str | None
+    losses: tuple[Loss, ...] = ()
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,34 +146,45 @@ class Job:
     requests: deque[Event]
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where a session begins: anew, or from a checkpoint (None: the run was killed before its first one).
+
+    ``other_samples``: what was collected and not trained is thrown away and collectors start anew, so that a
+    run that diverged does not diverge again.
+    """
+
+    saved: LoadedCheckpoint | None = None
+    resumed: bool = False
+    other_samples: bool = False
+
+
 class Session:
     """One run of a pipeline: the coordinator, the runtime, and the books."""
 
-    def __init__(self, job: Job, saved: LoadedCheckpoint | None, resumed: bool) -> None:
+    def __init__(self, job: Job, beginning: Beginning) -> None:
         self._job = job
-        self._saved = saved
-        self._resumed = resumed
+        self._beginning = beginning
+        self._saved = beginning.saved
         self._settings = job.settings
         self._coordinator = Coordinator(job.pace)
         self._runtime = _RUNTIMES[self._settings.runtime.kind]()
         self._store = StreamStore()
-        self._lanes = [LaneStart() for _ in range(self._settings.runtime.num_workers)]
+        self._lanes = Lanes(self._settings.runtime, self._settings.async_training)
         self._recorder = Recorder(job.recording, self._coordinator)
         self._snapshots: deque[tuple[int, dict[str, StateTree] | None]] = deque()  # asked for: version, rest
         self._snapshot: SnapshotTaken | None = None
         self._snapshot_version = -1
-        self._started_at_s: dict[int, float] = {}  # lane -> since when its first ticket runs
-        self._tickets: dict[int, list[int]] = {}  # lane -> tickets it has, in order
         self._batch: Batch | None = None
         self._train_by_s = self._publish_by_s = math.inf
         self._evaluating: tuple[int, float] | None = None  # version, and when patience ends
-        self._restarts = 0
-        self._failures: dict[int, int] = {}  # ticket -> collectors that were lost over it
+        self._watch = LossWatch(self._settings.run.explosion_factor)
         self._progress_s = self._begun_s = perf_counter()
         self._wake_s: float | None = None
         self._stop_by_s = math.inf
         self._finish: Finish | None = None
         self._lock: RunLock | None = None
+        self._going_on: Restart | None = None
 
     # ------------------------------------------------------------ life
 
@@ -158,7 +197,7 @@ class Session:
         try:
             self._runtime.close()
         finally:
-            self._recorder.close(error)
+            self._recorder.close(error, self._going_on)
             if self._lock is not None:
                 self._lock.release()
 
@@ -166,6 +205,16 @@ class Session:
     def finished(self) -> bool:
         """Whether the coordinator has said so, and the learner has handed over what is left of it."""
         return self._finish is not None and not self._snapshots
+
+    @property
+    def version(self) -> int:
+        """Rounds trained so far."""
+        return self._coordinator.version
+
+    @property
+    def losses(self) -> Sequence[Loss]:
+        """What was lost so far."""
+        return self._lanes.losses
 
     def begin(self) -> None:
         """Start the roles, restore them when resuming, and take the first actions."""
@@ -175,19 +224,22 @@ class Session:
         if self._saved is not None:
             self._restore(self._saved)
         state = self._saved.parts["learner"] if self._saved is not None else None
-        self._runtime.start(self._job.plan, self._lanes, state)
-        self._recorder.begin(self._saved, self._resumed, self._job.control)
-        if self._saved is not None and any(lane.state is None for lane in self._lanes):
+        self._runtime.start(self._job.plan, self._lanes.starts, state)
+        self._recorder.begin(self._saved, self._beginning.resumed, self._job.control)
+        for lane in range(len(self._lanes.starts)):
+            self._recorder.health(collector_name(lane), "starting")
+        if self._saved is not None and any(start.state is None for start in self._lanes.starts):
             self._recorder.notice(
                 "collectors without a saved state start anew: their running episodes restart"
             )
         self._perform(self._coordinator.start(perf_counter()))
 
     def _restore(self, saved: LoadedCheckpoint) -> None:
-        self._store.load_state_dict(saved.parts["store"])
+        anew = self._beginning.other_samples
+        if not anew:
+            self._store.load_state_dict(saved.parts["store"])
         self._coordinator.load_state_dict(saved.parts["coordinator"], self._store.ready())
-        for lane, state in enumerate(saved.parts["collectors"][: len(self._lanes)]):
-            self._lanes[lane] = _revived(LaneStart(state["incarnation"], state["state"]))
+        self._lanes.load_state_dict(saved.parts["collectors"], anew)
 
     def step(self) -> None:
         """Wait for something to happen, or for a time the coordinator asked for, and deal with it."""
@@ -208,6 +260,7 @@ class Session:
                 self._tell(request)
         if self._wake_s is not None and perf_counter() >= self._wake_s:
             self._tell(Clock())
+        self._start_lanes()
         self._check_deadlines(asked_s)
 
     def report(self) -> Report:
@@ -228,7 +281,12 @@ class Session:
             max_staleness=self._recorder.max_staleness,
             weights=self._snapshot.weights,
             digest=_digest(self._snapshot.state),
+            losses=tuple(self._lanes.losses),
         )
+
+    def go_on(self, restart: Restart) -> None:
+        """This session ends with an error that the run survives: it is begun again from a checkpoint."""
+        self._going_on = restart
 
     # ------------------------------------------------------------ what happened
 
@@ -241,9 +299,9 @@ class Session:
     def _take(self, happening: Happening) -> None:
         match happening:
             case CollectorUp(lane):
-                self._tell(LaneReady(lane))
-            case CollectorDown(lane, reason):
-                self._replace(lane, reason)
+                self._collector_up(lane)
+            case CollectorDown(lane, reason, raised):
+                self._collector_down(lane, reason, raised)
             case SegmentReady():
                 self._segment_ready(happening)
             case RoundDone():
@@ -264,46 +322,63 @@ class Session:
                 self._evaluating = None
                 self._recorder.evaluated(happening)
                 self._tell(EvalDone(version))
+            case HealthChanged(component, state, detail):
+                self._recorder.health(component, state, detail)
+            case LearnerDown(reason):
+                self._recorder.health("learner", "down", reason)
+                raise LearnerLost(f"the learner was lost: {reason}")
             case Broken(error):
-                self._recorder.broken(error)
                 raise error
 
     def _segment_ready(self, happening: SegmentReady) -> None:
         segment, lane = happening.segment, happening.segment.ticket.lane
-        self._tickets[lane].remove(segment.ticket.number)
-        self._started_at_s[lane] = perf_counter()
-        self._lanes[lane] = LaneStart(self._lanes[lane].incarnation, happening.state)
+        start = self._lanes.arrived(lane, segment.ticket.number, happening.state, perf_counter())
         self._store.add(segment)
-        self._recorder.segment(segment, happening.num_bytes, self._lanes[lane])
+        self._recorder.segment(segment, happening.num_bytes, start)
         self._tell(SegmentArrived(segment.ticket.number, segment.oldest_version))
 
     def _round_done(self, happening: RoundDone) -> None:
         assert self._batch is not None
+        if wrong := self._watch.verdict(happening.metrics):
+            raise DivergedError(
+                f"round {self._batch.version} diverged: {wrong}. Lower the learning rate; with "
+                "run.on_nan=rollback a run goes back to its newest checkpoint by itself"
+            )
         self._runtime.release([segment.ticket.number for segment in self._batch.segments])
         self._recorder.trained(self._batch, happening)
         self._batch = None
         self._tell(RoundTrained(happening.version, self._recorder.signals()))
         self._recorder.round(self._runtime.pids())
 
-    def _replace(self, lane: int, reason: str) -> None:
-        self._restarts += 1
-        self._lanes[lane] = _revived(before := self._lanes[lane])
-        restored = before.incarnation == self._lanes[lane].incarnation
-        self._recorder.worker_lost(lane, reason, self._restarts, restored)
-        if self._tickets.get(lane):
-            ticket = self._tickets[lane][0]
-            self._failures[ticket] = self._failures.get(ticket, 0) + 1
-            if self._failures[ticket] >= _MOST_FAILURES:
-                text = f"ticket {ticket} took {_MOST_FAILURES} collectors down and would take more"
-                raise CollectError(f"{text}; the last one: {reason}")
-        if self._restarts > self._settings.runtime.max_worker_restarts:
-            raise CollectError(
-                f"{self._restarts} collectors were lost, more than runtime.max_worker_restarts allows; "
-                f"the last one: {reason}"
-            )
-        self._tickets[lane] = []
+    def _collector_up(self, lane: int) -> None:
+        self._lanes.up(lane, perf_counter())
+        self._recorder.health(collector_name(lane), "up")
+        self._tell(LaneReady(lane))
+
+    def _collector_down(self, lane: int, reason: str, raised: bool) -> None:
+        """A collector is gone: give its tickets back, and start another one once its pause is over.
+
+        One that raised before it ever made a segment has a bug that is to be seen at once.
+        """
+        if raised:
+            self._recorder.generation_error()
+            if not self._lanes.has_worked(lane):
+                raise CollectError(reason)
+        self._recorder.health(collector_name(lane), "down", reason)
+        before = self._lanes.starts[lane]
+        is_restored = revived(before) == before
+        self._recorder.worker_lost(lane, reason, len(self._lanes.losses) + 1, is_restored)
+        pause_s = self._lanes.lost(lane, reason, self._coordinator.version, perf_counter())
         self._tell(LaneLost(lane))
-        self._runtime.start_lane(lane, self._lanes[lane])
+        if pause_s > 0:
+            self._recorder.health(collector_name(lane), "waiting", f"started again in {pause_s:g} s")
+        self._start_lanes()
+
+    def _start_lanes(self) -> None:
+        if self._finish is None:
+            for lane in self._lanes.due(perf_counter()):
+                self._recorder.health(collector_name(lane), "starting")
+                self._runtime.start_lane(lane, self._lanes.starts[lane])
 
     # ------------------------------------------------------------ what is to be done
 
@@ -333,19 +408,18 @@ class Session:
                         self._ask_for_snapshot(self._coordinator.version, None)
 
     def _issue(self, ticket: Ticket) -> None:
-        waiting = self._tickets.setdefault(ticket.lane, [])
-        if not waiting:
-            self._started_at_s[ticket.lane] = perf_counter()
-        waiting.append(ticket.number)
+        self._lanes.issued(ticket.lane, ticket.number, perf_counter())
         self._recorder.issued(ticket)
         self._runtime.collect(ticket)
 
     def _checkpoint(self, version: int) -> None:
         """Keep everything but the learner as it is now, until the learner's snapshot is there."""
-        collectors = [{"incarnation": lane.incarnation, "state": lane.state} for lane in self._lanes]
-        coordinator, store = self._coordinator.state_dict(), self._store.state_dict()
-        own = self._recorder.state_dict()
-        parts = {"coordinator": coordinator, "collectors": collectors, "store": store, **own}
+        parts = {
+            "coordinator": self._coordinator.state_dict(),
+            "collectors": self._lanes.state_dict(),
+            "store": self._store.state_dict(),
+            **self._recorder.state_dict(),
+        }
         self._ask_for_snapshot(version, parts)
 
     def _ask_for_snapshot(self, version: int, parts: dict[str, StateTree] | None) -> None:
@@ -362,13 +436,12 @@ class Session:
     # ------------------------------------------------------------ deadlines
 
     def _patience_s(self) -> float:
-        if self._wake_s is None:
-            return _POLL_S
-        return min(_POLL_S, max(0.0, self._wake_s - perf_counter()))
+        times_s = [time_s for time_s in (self._wake_s, self._lanes.next_due_s()) if time_s is not None]
+        return min(_POLL_S, max(0.0, min(times_s, default=math.inf) - perf_counter()))
 
     def _shift_deadlines(self, by_s: float) -> None:
         """Nobody is to blame for time in which this process did not run either."""
-        self._started_at_s = {lane: since_s + by_s for lane, since_s in self._started_at_s.items()}
+        self._lanes.shift(by_s)
         self._progress_s += by_s
         self._train_by_s += by_s
         self._publish_by_s += by_s
@@ -381,24 +454,44 @@ class Session:
         A collector is judged by the time at which it was last asked: what had arrived by then has been
         taken, however long the driver itself was busy since.
         """
-        dial = self._settings.async_training
-        for lane, tickets in self._tickets.items():
-            if tickets and asked_s - self._started_at_s[lane] > dial.generation_timeout:
-                waited = f"hung: ticket {tickets[0]} took more than {dial.generation_timeout:g} s"
-                self._started_at_s[lane] = perf_counter()
-                self._runtime.kill_lane(lane, waited)
+        for lane, why in self._lanes.hung(asked_s, perf_counter()):
+            self._runtime.kill_lane(lane, why)
         if self._evaluating is not None and asked_s > self._evaluating[1]:
             self._give_up_evaluation(self._evaluating[0])
         if not self.finished and (stall := self._stall(asked_s)):
-            raise StallError(stall)
+            raise self._stalled(stall)
 
     def _give_up_evaluation(self, version: int) -> None:
         limit = f"took more than {self._settings.eval.timeout_s:g} s (eval.timeout_s)"
         is_blocking = not self._settings.async_training.enable_async_eval
         is_last = self._coordinator.version >= self._job.pace.rounds
         if is_blocking and not (is_last and self._snapshot_version == version):
-            raise StallError(f"the evaluation of version {version}, which training waits for, {limit}")
+            raise self._stalled(f"the evaluation of version {version}, which training waits for, {limit}")
         self._runtime.give_up_evaluation(version, f"the evaluation of version {version} {limit}")
+
+    def _stalled(self, headline: str) -> StallError:
+        """The report of a run that stands still, also as an event."""
+        waits, stacks = self._waits(perf_counter()), self._runtime.stacks()
+        self._recorder.stalled(waits, stacks)
+        return StallError(describe_stall(headline, waits, stacks))
+
+    def _waits(self, now_s: float) -> list[Wait]:
+        """Who waits for whom, since when, and until when at most."""
+        dial, limits = self._settings.async_training, self._settings.runtime
+        this_round = f"round {self._coordinator.version}"
+        waits = []
+        if self._batch is not None or self._snapshots:
+            since_s = now_s - (self._train_by_s - limits.train_timeout_s)
+            who = this_round if self._batch is not None else f"checkpoint {self._snapshots[0][0]}"
+            waits.append(Wait(who, "learner", since_s, limits.train_timeout_s, "runtime.train_timeout_s"))
+        if self._publish_by_s < math.inf:
+            since_s = now_s - (self._publish_by_s - dial.sync_timeout)
+            waits.append(Wait("collectors", "learner (weights)", since_s, dial.sync_timeout, "sync_timeout"))
+        if self._evaluating is not None:
+            (version, until_s), limit_s = self._evaluating, self._settings.eval.timeout_s
+            since_s = now_s - (until_s - limit_s)
+            waits.append(Wait(f"evaluation of {version}", "evaluator", since_s, limit_s, "eval.timeout_s"))
+        return [*waits, *self._lanes.waits(this_round, now_s)]
 
     def _stall(self, now_s: float) -> str | None:
         """Which deadline of the whole run is over, and who waits for whom, in words."""
@@ -425,8 +518,3 @@ def _digest(state: StateTree) -> str | None:
         return learner_digest(state)
     except CheckpointError:
         return None
-
-
-def _revived(lane: LaneStart) -> LaneStart:
-    """How a lane goes on after its process ended: where it was, or anew if it cannot."""
-    return lane if lane.state is not None else LaneStart(lane.incarnation + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +50,14 @@ class Episodes:
 
     def __reduce__(self) -> tuple[type[Episodes], tuple[tuple[float, ...], tuple[int, ...]]]:
         return Episodes, (self.returns, self.lengths)
+
+
+class RemoteData(ABC):
+    """Data of a segment that lies on another machine: what a runtime may put into ``Segment.data``."""
+
+    @abstractmethod
+    def fetch(self) -> Any:
+        """Bring the data here."""
 
 
 @dataclass(frozen=True, slots=True)

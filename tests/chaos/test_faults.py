@@ -18,10 +18,11 @@ import psutil
 import pytest
 
 import offbeat
+from offbeat.checkpoint import files
 from offbeat.errors import CollectError, OffbeatError, ReplayError
 from offbeat.observe.callbacks import RoundInfo
 from offbeat.observe.events import read_events, read_rounds, read_schedule
-from tests.conftest import SMALL
+from tests.conftest import SMALL, is_worker
 
 Run = Callable[..., Any]
 
@@ -66,6 +67,26 @@ def test_raising_environment_stops_the_run_with_its_own_traceback(kind: str, sma
         small_run({**faulty("Raise", at_step=40), "runtime.kind": kind})
 
 
+@pytest.mark.parametrize("kind", ["inline", "threads", "processes"])
+def test_environment_that_raises_once_is_replaced(kind: str, small_run: Run, tmp_path: Path) -> None:
+    healthy = small_run({**faulty("Healthy", at_step=40), "runtime.kind": "inline"}, name="healthy")
+    once = str(tmp_path / "happened")
+    result = small_run({**faulty("Raise", at_step=40, once=once), "runtime.kind": kind})
+    assert Path(once).exists()
+    (event,) = lost(result.run_dir)
+    assert "FaultError: asked to raise at step 40" in event["reason"]
+    assert result.metrics["rollout/generation_errors"] == 1
+    assert result.digest == healthy.digest
+
+
+def test_environment_that_raises_at_once_ends_the_run_without_another_try(
+    small_run: Run, tmp_path: Path
+) -> None:
+    with pytest.raises(CollectError, match="FaultError: asked to raise at step 3"):
+        small_run(faulty("Raise", at_step=3))
+    assert not lost(tmp_path / "run")
+
+
 @pytest.mark.parametrize(("fault", "step"), [("NaN", 1), ("WrongShape", 1), ("NaN", 40), ("NaNReward", 40)])
 def test_environment_that_returns_nonsense_stops_the_run(fault: str, step: int, small_run: Run) -> None:
     with pytest.raises(OffbeatError, match=r"(?i)nan|shape|finite"):
@@ -88,6 +109,12 @@ def wait_for_rounds(directory: Path, rounds: int, process: subprocess.Popen[byte
                 return
         time.sleep(0.02)
     raise AssertionError(f"the run did not reach round {rounds}")
+
+
+def workers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """The worker processes of a run, which are not children of the command: that is the run's guard."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    return [one for one in family if is_worker(one)]
 
 
 def test_run_killed_half_way_ends_with_the_same_weights(small_run: Run, tmp_path: Path) -> None:
@@ -124,7 +151,7 @@ def test_killing_workers_from_outside_keeps_every_promise(degree: int, tmp_path:
     process = start(directory, "run.rounds=150", f"async_training.off_policy_degree={degree}")
     for round_number in (20, 50, 80):
         wait_for_rounds(directory, round_number, process)
-        workers = psutil.Process(process.pid).children()
+        workers = workers_of(process)
         os.kill(workers[round_number % len(workers)].pid, signal.SIGKILL)
     assert process.wait(timeout=90) == 0
     rounds = read_rounds(directory / "events.jsonl")
@@ -137,9 +164,9 @@ def test_killing_workers_from_outside_keeps_every_promise(degree: int, tmp_path:
 
 def kill_evaluator(process: subprocess.Popen[bytes]) -> psutil.Process:
     """Wait for a worker beside the two collectors and kill it; return it."""
-    driver, give_up_s = psutil.Process(process.pid), time.monotonic() + 60
+    give_up_s = time.monotonic() + 60
     while time.monotonic() < give_up_s:
-        workers = driver.children()
+        workers = workers_of(process)
         if len(workers) > 2:
             newest = max(workers, key=lambda worker: worker.create_time())
             newest.kill()
@@ -254,10 +281,14 @@ def test_full_disk_does_not_end_a_run(kind: str, small_run: Run, small_disk: Pat
 def test_score_that_cannot_be_saved_does_not_end_a_run(
     small_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, data: bytes) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    replace_bytes = files.replace_bytes
 
-    monkeypatch.setattr("offbeat.checkpoint.files.replace_bytes", full)
+    def full(path: Path, data: bytes) -> None:
+        if "checkpoints" in path.parts:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        replace_bytes(path, data)
+
+    monkeypatch.setattr(files, "replace_bytes", full)
     watch = FullForAWhile(tmp_path)
     settings = {"runtime.kind": "inline", "eval.interval_rounds": 1, "checkpoint.interval_rounds": 1}
     result = small_run(settings, rounds=3, callbacks=[watch])

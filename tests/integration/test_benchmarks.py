@@ -14,7 +14,16 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "command", [["pipeline_limit.py"], ["data_path.py"], ["startup.py"], ["cartpole.py", "--peers"]]
+    "command",
+    [
+        ["pipeline_limit.py"],
+        ["data_path.py"],
+        ["startup.py"],
+        ["cartpole.py", "--peers"],
+        ["fuzz_checkpoint.py"],
+        ["kill_resume.py"],
+        ["chaos.py"],
+    ],
 )
 def test_script_ends_with_its_figures(command: list[str]) -> None:
     script, *options = command

@@ -189,8 +189,12 @@ def test_full_disk_costs_the_checkpoint_and_not_the_run(small_run: Run, monkeypa
         def on_notice(self, text: str) -> None:
             notices.append(text)
 
-    def full(*args: Any, **kwargs: Any) -> None:
-        raise OSError(28, "No space left on device")
+    write_bytes = files.write_bytes
+
+    def full(path: Path, data: bytes) -> None:
+        if "checkpoints" in path.parts:
+            raise OSError(28, "No space left on device")
+        write_bytes(path, data)
 
     monkeypatch.setattr(files, "write_bytes", full)
     result = small_run({"runtime.kind": "inline"}, callbacks=[Keep()])

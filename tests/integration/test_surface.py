@@ -120,11 +120,12 @@ def test_metrics_of_a_run(small_run: Callable[..., Any]) -> None:
 
 
 def test_commands() -> None:
-    assert list(VERBS) == ["train", "resume", "eval", "replay", "check", "list", "digest", "doctor"]
+    assert list(VERBS) == ["train", "resume", "status", "eval", "replay", "check", "list", "digest", "doctor"]
 
 
 def test_configuration_sections_and_dial() -> None:
-    sections = ["algorithm", "env", "async_training", "runtime", "run", "eval", "checkpoint", "observe"]
+    machines = ["runtime", "learner", "trainer", "rollout"]
+    sections = ["algorithm", "env", "async_training", *machines, "run", "eval", "checkpoint", "observe"]
     assert list(RunConfig.model_fields) == sections
     assert list(AsyncTrainingConfig.model_fields) == DIAL
 

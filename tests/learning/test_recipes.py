@@ -57,6 +57,13 @@ def test_memory_task_needs_the_gru(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_cartpole_is_solved_by_two_ranks(tmp_path: Path) -> None:
+    result = train("cartpole-ppo", tmp_path, {"learner.num_ranks": 2}, seed=0)
+    assert result.eval_return >= 475
+    assert offbeat.replay_run(result.run_dir).identical
+
+
+@pytest.mark.slow
 def test_pendulum_learns_continuous_actions(tmp_path: Path) -> None:
     result = train("pendulum-ppo", tmp_path)
     assert result.metrics["rollout/return_mean_100"] > -350

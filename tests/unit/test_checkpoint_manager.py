@@ -187,6 +187,27 @@ def test_no_flipped_bit_of_the_manifest_goes_unseen(tmp_path: Path) -> None:
     assert manager.load(1).score == 2.5
 
 
+@pytest.mark.parametrize("data", [b"\xff" * 5000, b"\0" * 5000, b"[]", b"{}", b'"x"'])
+def test_a_manifest_of_anything_is_refused_in_a_line(tmp_path: Path, data: bytes) -> None:
+    manager = CheckpointManager(tmp_path)
+    (save(manager, 1) / "manifest.json").write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"manifest\.json is torn or not one of ours") as caught:
+        manager.load(1)
+    assert len(str(caught.value)) < 300, "the file itself is no part of the message"
+
+
+def test_a_file_that_changes_after_it_was_verified_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = CheckpointManager(tmp_path)
+    save(manager, 1)
+    damage(save(manager, 2) / "learner.json", "truncated")
+    monkeypatch.setattr("offbeat.checkpoint.manager._verify", lambda path, size, sha: None)
+    loaded = manager.load()
+    assert (loaded.version, len(loaded.warnings)) == (1, 1)
+    assert "learner.json is not JSON" in loaded.warnings[0]
+
+
 def test_when_none_is_whole_every_reason_is_told(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path)
     for version in (1, 2):

@@ -22,6 +22,7 @@ from offbeat.cli.main import VERBS, main
 from offbeat.cli.output import show_table
 from offbeat.cli.summary import summary_rows
 from offbeat.errors import ConfigError, OffbeatError, StallError
+from offbeat.lanes import Loss
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,6 +48,8 @@ class FakeResult:
     steps_per_s: float = 5120.0
     max_staleness: int = 1
     interrupted: bool = False
+    losses: tuple[Loss, ...] = (Loss("collector_1", "killed by SIGKILL", 14, 0.7),)
+    restarts: int = 1
 
 
 class Calls:
@@ -102,7 +105,7 @@ def offbeat_in_a_process(*arguments: str, cwd: Path | None = None) -> subprocess
 
 
 def test_verbs_are_fixed() -> None:
-    assert list(VERBS) == ["train", "resume", "eval", "replay", "check", "list", "digest", "doctor"]
+    assert list(VERBS) == ["train", "resume", "status", "eval", "replay", "check", "list", "digest", "doctor"]
 
 
 def test_help_shows_every_verb_in_full(capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,10 +143,21 @@ def test_train_hands_over_recipe_and_overrides(api: Calls, capsys: pytest.Captur
     api.answers["train"] = FakeResult
     assert run("train", "cartpole-ppo", "run.seed=3", "async_training.off_policy_degree=-1") == 0
     overrides = ["run.seed=3", "async_training.off_policy_degree=-1"]
-    assert api.seen == [("train", ("cartpole-ppo",), {"overrides": overrides})]
+    assert api.seen == [("train", ("cartpole-ppo",), {"overrides": overrides, "callbacks": ()})]
     shown = capsys.readouterr().out
     for text in ("102,400", "20.0 s", "5,120", "487.5", "abc123", "offbeat resume 'runs/my pole'"):
         assert text in shown
+
+
+def test_summary_names_what_was_lost_and_replaced() -> None:
+    rows = summary_rows(FakeResult())  # type: ignore[arg-type]
+    assert rows["lost and replaced"] == "collector_1 at round 14, replaced after 0.7 s: killed by SIGKILL"
+    assert rows["restarts"] == "1, from checkpoints"
+    many = tuple(Loss("learner", "gone\nsecond line", version) for version in range(20))
+    lines = summary_rows(FakeResult(losses=many))["lost and replaced"].splitlines()  # type: ignore[arg-type]
+    assert lines[0].startswith("12 earlier ones")
+    assert lines[-1] == "learner at round 19: gone"
+    assert "lost and replaced" not in summary_rows(FakeResult(losses=()))  # type: ignore[arg-type]
 
 
 def test_summary_of_a_run_that_measured_nothing() -> None:
@@ -187,7 +201,7 @@ def test_interrupted_run_shows_its_summary_and_exits_with_130(
 ) -> None:
     api.answers["resume"] = lambda: FakeResult(interrupted=True)
     assert run("resume", "runs/x", "run.rounds=9") == 130
-    assert api.seen == [("resume", ("runs/x",), {"overrides": ["run.rounds=9"]})]
+    assert api.seen == [("resume", ("runs/x",), {"overrides": ["run.rounds=9"], "callbacks": ()})]
     assert "offbeat resume" in capsys.readouterr().out
 
 
@@ -373,7 +387,9 @@ def test_import_and_help_stay_light() -> None:
     assert loaded_after("from offbeat.cli.main import main; main(['--help'])", heavy) == set()
 
 
-@pytest.mark.parametrize("arguments", [["list"], ["check", "cartpole-ppo"], ["digest", "nowhere"]])
+@pytest.mark.parametrize(
+    "arguments", [["list"], ["check", "cartpole-ppo"], ["digest", "nowhere"], ["status", "nowhere"]]
+)
 def test_looking_at_things_needs_no_torch(arguments: list[str]) -> None:
     assert loaded_after(f"from offbeat.cli.main import main; main({arguments!r})", "torch") == set()
 

@@ -166,7 +166,7 @@ def test_problems_come_in_the_order_of_the_lines(files: Files) -> None:
         ("algorithm=learner", "must be a section: indented `key: value` lines"),
         ("algorithm.name=lerner", "there is no algorithm of this name; did you mean learner?"),
         ("algorithm.name=3", "is required: the name of an algorithm (`offbeat list`)"),
-        ("runtime.kind=process", "must be one of inline, threads, processes"),
+        ("runtime.kind=process", "must be one of inline, threads, processes, ray"),
         ("off_policy_degree=1", "unknown key; did you mean async_training.off_policy_degree?"),
         ("extends=pole-learner", None),
     ],
@@ -621,7 +621,8 @@ def sections() -> dict[str, type[Section]]:
 
 def test_fixed_keys_exist() -> None:
     assert list(sections()) == [
-        "algorithm", "env", "async_training", "runtime", "run", "eval", "checkpoint", "observe",
+        "algorithm", "env", "async_training", "runtime", "learner", "trainer", "rollout", "run", "eval",
+        "checkpoint", "observe",
     ]  # fmt: skip
     fixed = {
         "run": {"dir", "rounds", "seed"},

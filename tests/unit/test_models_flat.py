@@ -55,7 +55,8 @@ def test_learner_does_not_import_the_compiler() -> None:
 
     code = (
         "import sys; from offbeat import load_config; from offbeat.algorithms import find;"
-        "find('ppo').build(load_config('cartpole-ppo')).learner();"
+        "from offbeat.roles import Alone;"
+        "find('ppo').build(load_config('cartpole-ppo')).learner(Alone());"
         "assert 'torch' in sys.modules and not {'torch._dynamo', 'sympy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from offbeat.config.models import AlgorithmConfig, RunConfig
-from offbeat.roles import Collector, Evaluator, Learner, PerWorker
+from offbeat.roles import Collector, Evaluator, Learner, PerWorker, Ranks
 from offbeat.types import Array
 
 Weights = Mapping[str, Array]
@@ -30,17 +30,20 @@ class Policy(Protocol):
 class Roles:
     """The roles of one run.
 
-    ``learner`` is called in the learner's process and may import torch; ``collect`` and ``evaluate`` are
-    made in workers. A ``stream`` trains each segment once, a ``replay`` samples from a store.
+    ``learner`` is called in the learner's process, in each of them if it has several ranks, and may import
+    torch; ``collect`` and ``evaluate`` are made in workers. A ``stream`` trains each segment once, a
+    ``replay`` samples from a store. ``data_parallel`` says that the learner shares its work with other ranks:
+    without it, ``learner.num_ranks`` has to be 1.
     """
 
     collect: PerWorker[Collector]
-    learner: Callable[[], Learner]
+    learner: Callable[[Ranks], Learner]
     evaluate: PerWorker[Evaluator]
     policy: Callable[[Weights], Policy]
     mode: Literal["stream", "replay"]
     segments_per_round: int
     replay_ratio: float | None = None
+    data_parallel: bool = False
 
 
 @dataclass(frozen=True, slots=True)

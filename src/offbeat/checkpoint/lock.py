@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 
 from offbeat.errors import CheckpointError
+
+_PATIENCE_S = 2.0
+_POLL_S = 0.02
 
 
 class RunLock:
@@ -14,7 +18,7 @@ class RunLock:
 
     def __init__(self, directory: Path) -> None:
         self._file = (directory / "lock").open("a+")
-        if not _try_to_lock(self._file.fileno()):
+        if not _lock_soon(self._file.fileno()):
             self._file.seek(0)
             owner = self._file.read().strip() or "unknown"
             self._file.close()
@@ -30,6 +34,14 @@ class RunLock:
         """Let others write."""
         with contextlib.suppress(OSError):
             self._file.close()
+
+
+def _lock_soon(descriptor: int) -> bool:
+    """Try for a moment: a run that was killed just now takes some time to go, and a look at it an instant."""
+    give_up_s = time.monotonic() + _PATIENCE_S
+    while not (is_ours := _try_to_lock(descriptor)) and time.monotonic() < give_up_s:
+        time.sleep(_POLL_S)
+    return is_ours
 
 
 def _try_to_lock(descriptor: int) -> bool:

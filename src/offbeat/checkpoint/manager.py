@@ -242,6 +242,12 @@ class CheckpointManager:
             else:
                 files.remove_tree(path)
 
+    def forget_after(self, version: int) -> None:
+        """Retire every checkpoint newer than this version: the run goes back behind them."""
+        for later in self.versions():
+            if later > version:
+                self._remove(later)
+
     # ------------------------------------------------------------ loading
 
     def load(self, version: int | None = None) -> LoadedCheckpoint:
@@ -353,7 +359,9 @@ def _read_manifest(directory: Path) -> _Manifest:
     except OSError as error:
         raise CheckpointError(f"{_MANIFEST} cannot be read ({error})") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{_MANIFEST} is torn or not one of ours ({error!r})") from error
+        # Not repr: that of a decoding error holds the whole file.
+        what = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{_MANIFEST} is torn or not one of ours ({what})") from error
     if seal != _seal(body):
         raise CheckpointError(f"{_MANIFEST} was altered after it was written")
     if body["format"] != FORMAT:
@@ -374,5 +382,8 @@ def _verify(path: Path, size: int, sha: str) -> None:
 
 
 def _read_part(directory: Path, name: str) -> StateTree:
-    skeleton = json.loads((directory / f"{name}.json").read_bytes())
+    try:
+        skeleton = json.loads((directory / f"{name}.json").read_bytes())
+    except ValueError as error:  # right when it was verified a moment ago: the disk itself is failing
+        raise CheckpointError(f"{name}.json is not JSON ({type(error).__name__}: {error})") from error
     return unpack(skeleton, files.read_arrays(directory / f"{name}.safetensors"))

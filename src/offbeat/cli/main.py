@@ -4,59 +4,43 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
 
-import typer
+from offbeat.cli import supervise
 
-from offbeat.cli.check import check
-from offbeat.cli.digest import digest
-from offbeat.cli.doctor import doctor
-from offbeat.cli.evaluate import evaluate
-from offbeat.cli.listing import list_all
-from offbeat.cli.replay import replay
-from offbeat.cli.resume import resume
-from offbeat.cli.train import train
-
-VERBS: Mapping[str, Callable[..., None]] = {
-    "train": train,
-    "resume": resume,
-    "eval": evaluate,
-    "replay": replay,
-    "check": check,
-    "list": list_all,
-    "digest": digest,
-    "doctor": doctor,
+VERBS: Mapping[str, str] = {
+    "train": "offbeat.cli.train:train",
+    "resume": "offbeat.cli.resume:resume",
+    "status": "offbeat.cli.status:status",
+    "eval": "offbeat.cli.evaluate:evaluate",
+    "replay": "offbeat.cli.replay:replay",
+    "check": "offbeat.cli.check:check",
+    "list": "offbeat.cli.listing:list_all",
+    "digest": "offbeat.cli.digest:digest",
+    "doctor": "offbeat.cli.doctor:doctor",
 }
-"""Every verb of the command, in the order of its help."""
+"""Every verb of the command and its function, in the order of its help.
+
+By name: a run forks before anything is imported that its guard would then hold in memory, too.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the ``offbeat`` command; ends in ``SystemExit`` with 0, 1, 2 (configuration, usage) or 130."""
+    """Run the ``offbeat`` command; ends in ``SystemExit`` with 0, 1, 2 (configuration, usage) or 130.
+
+    Called as a command (without ``arguments``), a run is done by a child that is followed by another one
+    when it is killed; killed for good by signal n, the code is 128 + n.
+    """
     # As with `python -m offbeat`: environments and plugins of the working directory are found.
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    # Plain help: rich would triple the time of `offbeat --help`.
-    app = typer.Typer(
-        add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True
-    )
-    app.callback()(_about)
-    for name, verb in VERBS.items():
-        app.command(name)(verb)
-    app(args=arguments, prog_name="offbeat")
+    charge = None
+    if arguments is None and supervise.is_wanted(sys.argv[1:]):
+        charge = supervise.supervise(as_json="--json" in sys.argv)
+    if charge is not None and charge.after is not None:
+        from offbeat.cli.recover import go_on
 
+        go_on(charge, charge.after, as_json="--json" in sys.argv)
+    from offbeat.cli.commands import run
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        import offbeat
-
-        print(offbeat.__version__)
-        raise typer.Exit()
-
-
-def _about(
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version)
-    ] = False,
-) -> None:
-    """Reinforcement learning on one dial, from strictly synchronous to fully asynchronous."""
+    run(VERBS, arguments, charge)

@@ -100,7 +100,10 @@ def show_table(title: str, rows: Mapping[str, str]) -> None:
     width = max(map(len, rows), default=0)
     print(title)
     for name, text in rows.items():
-        print(f"  {name:<{width}}  {text}".rstrip())
+        first, *others = text.splitlines() or [""]
+        print(f"  {name:<{width}}  {first}".rstrip())
+        for line in others:
+            print(f"  {'':<{width}}  {line}".rstrip())
 
 
 def _show_rich(title: str, rows: Mapping[str, str]) -> None:

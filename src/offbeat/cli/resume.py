@@ -13,11 +13,14 @@ RunDirectory = Annotated[str, typer.Argument(metavar="RUN", help="The directory 
 """The run that a verb works on."""
 
 
-def resume(run: RunDirectory, overrides: Overrides = None, as_json: JsonFlag = False) -> None:
+def resume(
+    context: typer.Context, run: RunDirectory, overrides: Overrides = None, as_json: JsonFlag = False
+) -> None:
     """Go on with a run from its last checkpoint."""
     from offbeat.cli.summary import finish
 
     with reporting(as_json) as report:
         from offbeat import api
+        from offbeat.cli.recover import callbacks_for
 
-        finish(api.resume(run, overrides=overrides or []), report)
+        finish(api.resume(run, overrides=overrides or [], callbacks=callbacks_for(context.obj)), report)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from offbeat.cli.output import EXIT_INTERRUPTED, Report, show_table
 
+_MOST_LOSSES = 8
+
 if TYPE_CHECKING:
     from offbeat.api import Result
+    from offbeat.lanes import Loss
 
 
 def finish(result: Result, report: Report) -> None:
@@ -24,6 +28,8 @@ def finish(result: Result, report: Report) -> None:
         max_staleness=result.max_staleness,
         digest=result.digest,
         interrupted=result.interrupted,
+        losses=[asdict(loss) for loss in result.losses],
+        restarts=result.restarts,
         metrics=result.metrics,
     )
     if result.interrupted:
@@ -40,11 +46,29 @@ def summary_rows(result: Result) -> dict[str, str]:
         "evaluation return": "not evaluated" if result.eval_return is None else f"{result.eval_return:.1f}",
         "max staleness": f"{result.max_staleness}",
         "dropped samples": _count(result, "pace/dropped_samples"),
+        **_losses(result),
         "digest": result.digest,
         "run directory": str(result.run_dir),
     }
     run = shlex.quote(str(result.run_dir))
     return rows | {verb: f"offbeat {verb} {run}" for verb in ("resume", "eval", "replay")}
+
+
+def _losses(result: Result) -> dict[str, str]:
+    """What was lost and replaced, a line each: the newest ones, and how many there were before."""
+    if not result.losses:
+        return {}
+    shown = [_loss(loss) for loss in result.losses[-_MOST_LOSSES:]]
+    if (hidden := len(result.losses) - len(shown)) > 0:
+        shown.insert(0, f"{hidden} earlier ones: see `offbeat status`")
+    restarts = {"restarts": f"{result.restarts}, from checkpoints"} if result.restarts else {}
+    return {"lost and replaced": "\n".join(shown), **restarts}
+
+
+def _loss(loss: Loss) -> str:
+    reason = loss.reason.splitlines()[0] if loss.reason else "for an unknown reason"
+    again = "" if loss.replaced_s is None else f", replaced after {loss.replaced_s:.1f} s"
+    return f"{loss.component} at round {loss.version}{again}: {reason}"
 
 
 def _rate(result: Result) -> str:

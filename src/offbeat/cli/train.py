@@ -18,6 +18,7 @@ Overrides = Annotated[
 
 
 def train(
+    context: typer.Context,
     recipe: Annotated[str, typer.Argument(metavar="RECIPE|FILE", help="A recipe's name or a YAML file.")],
     overrides: Overrides = None,
     as_json: JsonFlag = False,
@@ -27,5 +28,6 @@ def train(
 
     with reporting(as_json) as report:
         from offbeat import api
+        from offbeat.cli.recover import callbacks_for
 
-        finish(api.train(recipe, overrides=overrides or []), report)
+        finish(api.train(recipe, overrides=overrides or [], callbacks=callbacks_for(context.obj)), report)

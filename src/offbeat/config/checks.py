@@ -7,7 +7,17 @@ from offbeat.config.models import AUTO, Conflict, RunConfig
 
 def conflicts(config: RunConfig) -> list[Conflict]:
     """List what cannot run together in a configuration whose fields are valid one by one."""
-    checks = (_envs_per_worker, _sync_interval, _staleness_cap, _queue_size, _first_batch)
+    checks = (
+        _envs_per_worker,
+        _sync_interval,
+        _staleness_cap,
+        _queue_size,
+        _first_batch,
+        _nodes,
+        _ranks_per_node,
+        _gpus_of_ranks,
+        _nccl,
+    )
     return [conflict for check in checks for conflict in check(config)]
 
 
@@ -89,3 +99,58 @@ def _first_batch(config: RunConfig) -> list[Conflict]:
         *_ROUND_SIZE_KEYS,
     )
     return [Conflict((*keys, "async_training.max_queue_size"), message)]
+
+
+def _nodes(config: RunConfig) -> list[Conflict]:
+    asked = {"trainer.nnodes": config.trainer.nnodes, "rollout.nnodes": config.rollout.nnodes}
+    if config.runtime.kind == "ray":
+        return []
+    return [
+        Conflict(
+            (key, "runtime.kind"),
+            f"{count} nodes need Ray: set runtime.kind to ray, or {key} to 1",
+        )
+        for key, count in asked.items()
+        if count > 1
+    ]
+
+
+def _ranks_per_node(config: RunConfig) -> list[Conflict]:
+    ranks, nodes = config.learner.num_ranks, config.trainer.nnodes
+    if ranks % nodes == 0:
+        return []
+    message = (
+        f"{ranks} ranks do not divide by {nodes} nodes: set learner.num_ranks to"
+        f" {-(-ranks // nodes) * nodes}, or change trainer.nnodes"
+    )
+    return [Conflict(("learner.num_ranks", "trainer.nnodes"), message)]
+
+
+def _gpus_of_ranks(config: RunConfig) -> list[Conflict]:
+    gpus, nodes = config.trainer.n_gpus_per_node, config.trainer.nnodes
+    ranks = config.learner.num_ranks // nodes
+    if gpus == 0 or config.trainer.device == "cpu" or ranks % gpus == 0:
+        return []
+    message = (
+        f"{ranks} ranks on a node cannot share {gpus} GPUs evenly: set learner.num_ranks to {gpus * nodes}"
+        f" or a multiple, or trainer.n_gpus_per_node to a number that divides {ranks}"
+    )
+    return [Conflict(("learner.num_ranks", "trainer.n_gpus_per_node"), message)]
+
+
+def _nccl(config: RunConfig) -> list[Conflict]:
+    if config.learner.backend != "nccl":
+        return []
+    gpus, ranks = config.trainer.n_gpus_per_node, config.learner.num_ranks // config.trainer.nnodes
+    if config.trainer.device == "cpu":
+        message = (
+            "nccl exchanges gradients between GPUs: set trainer.device to cuda, or backend to gloo or auto"
+        )
+        return [Conflict(("learner.backend", "trainer.device"), message)]
+    if gpus and ranks > gpus:
+        message = (
+            f"nccl needs a GPU for each rank, and a node has {ranks} ranks and {gpus} GPUs: set backend to"
+            " gloo or auto, or lower learner.num_ranks"
+        )
+        return [Conflict(("learner.backend", "learner.num_ranks", "trainer.n_gpus_per_node"), message)]
+    return []

@@ -200,13 +200,57 @@ class AsyncTrainingConfig(Section):
         return self.auto_max if self.off_policy_degree == AUTO else self.off_policy_degree
 
 
-class RuntimeConfig(Section):
-    """Where collectors live and how many there are."""
+RuntimeKind = Literal["inline", "threads", "processes", "ray"]
+Resources = dict[str, float]
+"""Names of Ray resources to amounts: ``{"CPU": 1, "big_memory": 0.5}``."""
 
-    kind: Literal["inline", "threads", "processes"] = Field(
+
+class RayConfig(Section):
+    """Where the Ray runtime finds its machines, and what each actor asks of them."""
+
+    address: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Cluster to join: `auto` or `host:port`; null: a Ray of its own on this machine, ended"
+        " with the run.",
+    )
+    collector_resources: Resources = Field(
+        default={"CPU": 1.0},
+        description="Ray resources of each collector. GPUs come from rollout.n_gpus_per_node.",
+    )
+    learner_resources: Resources = Field(
+        default={"CPU": 1.0},
+        description="Ray resources of each rank of the learner. GPUs come from trainer.n_gpus_per_node.",
+    )
+    evaluator_resources: Resources = Field(
+        default={"CPU": 1.0}, description="Ray resources of the asynchronous evaluator."
+    )
+    store_resources: Resources = Field(
+        default={"CPU": 0.0}, description="Ray resources of the store of a replay run."
+    )
+    object_store_mb: int | None = Field(
+        default=None,
+        ge=80,
+        description="Shared memory of a Ray of its own, in MB; null: what Ray chooses. Ignored in a cluster.",
+    )
+
+    @field_validator("collector_resources", "learner_resources", "evaluator_resources", "store_resources")
+    @classmethod
+    def _amounts(cls, value: Resources) -> Resources:
+        if any(amount < 0 for amount in value.values()):
+            raise ValueError("amounts must be 0 or more")
+        if "GPU" in value:
+            raise ValueError("GPUs are given by trainer.n_gpus_per_node and rollout.n_gpus_per_node")
+        return value
+
+
+class RuntimeConfig(Section):
+    """Where collectors live, how many there are, and how patient we are with them."""
+
+    kind: RuntimeKind = Field(
         default="processes",
         description="Where collectors live: `inline` takes turns in one thread, `threads` in threads of this"
-        " process, `processes` in processes of their own.",
+        " process, `processes` in processes of their own, `ray` in Ray actors, the learner too.",
     )
     num_workers: int = Field(default=2, ge=1, description="Number of collectors.")
     torch_threads: int = Field(default=1, ge=1, description="Threads torch may use in the learner.")
@@ -216,13 +260,80 @@ class RuntimeConfig(Section):
         description="Threads torch may use in each collector; more than 1 rarely pays for small networks.",
     )
     max_worker_restarts: int = Field(
-        default=10, ge=0, description="Collectors replaced in one start of the run before it gives up."
+        default=20,
+        ge=0,
+        description="Collectors replaced within restart_window_s before the run gives up.",
     )
+    restart_window_s: float = Field(
+        default=3600.0, gt=0, description="Seconds over which replaced collectors are counted."
+    )
+    restart_backoff_s: float = Field(
+        default=0.5,
+        ge=0,
+        description="Pause before a collector that was lost again without a segment in between is replaced,"
+        " in seconds; doubles each time, up to restart_backoff_max_s. The first replacement comes at once.",
+    )
+    restart_backoff_max_s: float = Field(
+        default=30.0, ge=0, description="Longest pause before a collector is replaced, in seconds."
+    )
+    heartbeat_interval_s: float = Field(
+        default=1.0, gt=0, description="Seconds between two signs of life of a worker process or Ray actor."
+    )
+    heartbeat_timeout_s: float | None = Field(
+        default=8.0,
+        gt=0,
+        description="A worker without a sign of life for this long, in seconds, counts as dead and is"
+        " replaced; null: only when its process ends or a ticket takes too long.",
+    )
+    ray: RayConfig = Field(default=RayConfig(), description="The Ray runtime.")
     start_timeout_s: float = Field(
         default=60.0, gt=0, description="Longest start of a collector's process, in seconds."
     )
     train_timeout_s: float = Field(
         default=3600.0, gt=0, description="Longest round of the learner, in seconds; then the run ends."
+    )
+
+
+class LearnerConfig(Section):
+    """How many processes the learner is made of."""
+
+    num_ranks: int = Field(
+        default=1,
+        ge=1,
+        description="Processes that train together, each on its share of every minibatch, with torch's"
+        " distributed data parallelism.",
+    )
+    backend: Literal["auto", "gloo", "nccl"] = Field(
+        default="auto",
+        description="How ranks exchange gradients; `auto` is `nccl` on GPUs and `gloo` on CPUs.",
+    )
+    timeout_s: float = Field(
+        default=60.0, gt=0, description="Longest wait of one rank for the others, in seconds."
+    )
+
+
+class TrainerConfig(Section):
+    """The machines and devices of the learner."""
+
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="cpu", description="Where the learner trains; `auto` is `cuda` where there is one."
+    )
+    n_gpus_per_node: int = Field(
+        default=0, ge=0, description="GPUs of the learner on each of its nodes; 0 trains without."
+    )
+    nnodes: int = Field(
+        default=1, ge=1, description="Nodes that the learner's ranks are spread over; more than 1 needs Ray."
+    )
+
+
+class RolloutConfig(Section):
+    """The machines of the collectors."""
+
+    n_gpus_per_node: int = Field(
+        default=0, ge=0, description="GPUs that the collectors of one node share; 0: collectors act on CPUs."
+    )
+    nnodes: int = Field(
+        default=1, ge=1, description="Nodes that the collectors are spread over; more than 1 needs Ray."
     )
 
 
@@ -242,6 +353,25 @@ class RunSection(Section):
     stop_return: float | None = Field(
         default=None,
         description="Stop once the mean return of the last 100 training episodes reaches this; null: never.",
+    )
+    max_restarts: int = Field(
+        default=3,
+        ge=0,
+        description="Times a run goes on from its newest good checkpoint after its learner crashed.",
+    )
+    restart_delay_s: float = Field(
+        default=1.0, ge=0, description="Pause before the first such restart, in seconds; doubles each time."
+    )
+    on_nan: Literal["halt", "rollback"] = Field(
+        default="halt",
+        description="What to do when the loss is NaN, infinite or explodes: end the run, or go back to the"
+        " newest good checkpoint and collect other samples from there.",
+    )
+    explosion_factor: float | None = Field(
+        default=None,
+        gt=1,
+        description="A loss or gradient norm this many times above the median of the last 20 rounds has"
+        " exploded; null: only NaN and infinity count.",
     )
 
 
@@ -314,6 +444,9 @@ class RunConfig(Section):
         default=AsyncTrainingConfig(), description="The dial and its neighbours."
     )
     runtime: RuntimeConfig = Field(default=RuntimeConfig(), description="Where collectors live.")
+    learner: LearnerConfig = Field(default=LearnerConfig(), description="The learner's processes.")
+    trainer: TrainerConfig = Field(default=TrainerConfig(), description="The learner's machines.")
+    rollout: RolloutConfig = Field(default=RolloutConfig(), description="The collectors' machines.")
     run: RunSection = Field(default=RunSection(), description="Length, seed and place of the run.")
     eval: EvalConfig = Field(default=EvalConfig(), description="Evaluation.")
     checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="Checkpoints.")

@@ -17,13 +17,16 @@ class FlatParameters:
     """Makes a module's parameters and gradients views of two flat tensors.
 
     ``flat`` ``[P]`` is what an optimizer moves; ``grad`` ``[P]`` fills up as the module is differentiated
-    and must be zeroed in place.
+    and must be zeroed in place. ``sums`` ``[P + num_extra]`` is ``grad`` with ``extra`` behind it: what the
+    ranks of a learner add up in one go.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, num_extra: int = 0) -> None:
         self._named = dict(module.named_parameters())
         self.flat = torch.cat([p.detach().reshape(-1) for p in self._named.values()]).requires_grad_()
-        self.flat.grad = self.grad = torch.zeros_like(self.flat)
+        self.sums = torch.zeros(self.flat.numel() + num_extra, dtype=self.flat.dtype, device=self.flat.device)
+        self.grad, self.extra = self.sums[: self.flat.numel()], self.sums[self.flat.numel() :]
+        self.flat.grad = self.grad
         offset = 0
         for parameter in self._named.values():
             end = offset + parameter.numel()

@@ -104,13 +104,17 @@ class WorkerLostInfo:
 
 @dataclass(frozen=True, slots=True)
 class FinishInfo:
-    """The run is over, well (``error`` is None) or badly."""
+    """The run is over, well (``error`` is None) or badly.
+
+    ``restart`` is not None when it is begun again from a checkpoint, and says so in words.
+    """
 
     version: int
     reason: str
     seconds: float
     metrics: Mapping[str, MetricValue] = field(default_factory=dict)
     error: BaseException | None = None
+    restart: str | None = None
 
 
 class Callback:

@@ -146,6 +146,8 @@ def _title(summary: RunSummary) -> str:
 
 
 def _ending(info: FinishInfo) -> str:
+    if info.restart is not None:
+        return f"interrupted at version {info.version} after {duration(info.seconds)}: {info.restart}"
     if info.error is not None:
         return f"failed at version {info.version} after {duration(info.seconds)}: {info.reason}"
     return f"finished at version {info.version} after {duration(info.seconds)}: {info.reason}"

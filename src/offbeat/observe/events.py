@@ -202,11 +202,14 @@ def _read_lines(path: Path) -> Iterator[Record]:
         ) from error
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):
         try:
-            yield json.loads(line)
+            record = json.loads(line)
         except ValueError as error:
             raise OffbeatError(
                 f"{path}:{number} is not a line of JSON ({error}); delete that line to read the rest"
             ) from error
+        if not isinstance(record, dict):
+            raise OffbeatError(f"{path}:{number} is not a record; delete that line to read the rest")
+        yield record
 
 
 def _to_json(record: Mapping[str, Any]) -> bytes:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from offbeat.types import Episodes, Segment, StateTree, Ticket
+from offbeat.types import Episodes, RemoteData, Segment, StateTree, Ticket
 
 _TICKET = ("number", "lane", "version", "deadline", "seed", "attempt")
 
@@ -32,12 +33,17 @@ class StreamStore:
 
     def state_dict(self) -> StateTree:
         """All segments that a checkpoint can hold: those whose data are mappings of arrays."""
-        return {"segments": [_to_tree(s) for s in self._segments.values() if _is_arrays(s.data)]}
+        segments = map(_here, self._segments.values())
+        return {"segments": [_to_tree(segment) for segment in segments if _is_arrays(segment.data)]}
 
     def load_state_dict(self, state: StateTree) -> None:
         """Restore what `state_dict` gave."""
         segments = map(_from_tree, state["segments"])
         self._segments = {segment.ticket.number: segment for segment in segments}
+
+
+def _here(segment: Segment) -> Segment:
+    return replace(segment, data=segment.data.fetch()) if isinstance(segment.data, RemoteData) else segment
 
 
 def _is_arrays(data: Any) -> bool:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
+from offbeat.config.models import LearnerConfig, RolloutConfig, RuntimeConfig, TrainerConfig
 from offbeat.errors import OffbeatError
 from offbeat.roles import Collector, Evaluator, InPlaceCollector, Learner, PerWorker, WorkerContext
 from offbeat.seeding import derive_seed
 from offbeat.types import Array, Batch, Metrics, Segment, StateTree, Ticket
 
+if TYPE_CHECKING:
+    from offbeat.runtime.ranks import Crew
+
 RoleT = TypeVar("RoleT")
+Health = Literal["starting", "up", "unresponsive", "down", "waiting", "stopped"]
+"""States of a part of the run; ``waiting`` is for the pause before it is started again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +34,8 @@ class Assignment(Generic[RoleT]):
     context: WorkerContext
     state: StateTree | None = None
     sync_timeout_s: float = 30.0
+    sync_retries: int = 3
+    sync_retry_delay_s: float = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +44,16 @@ class LaneStart:
 
     incarnation: int = 0
     state: StateTree | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """Where the roles of a run are to live and how patient a runtime is with them."""
+
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +68,48 @@ class Plan:
     worker_threads: int = 1
     start_timeout_s: float = 60.0
     sync_timeout_s: float = 30.0
+    sync_retries: int = 3
+    sync_retry_delay_s: float = 0.1
     log_dir: Path | None = None
+    machines: Machines = field(default_factory=Machines)
+    mode: Literal["stream", "replay"] = "stream"
 
     def lane(self, lane: int, start: LaneStart) -> Assignment[Collector]:
         """What the worker of a lane has to make."""
         seed = derive_seed(self.seed, "lane", lane, start.incarnation)
         context = WorkerContext(lane, self.num_lanes, seed, start.incarnation)
-        return Assignment(self.collect, context, start.state, self.sync_timeout_s)
+        return Assignment(self.collect, context, start.state, *self._sync_limits())
 
     def evaluator(self) -> Assignment[Evaluator]:
         """What the evaluator's worker has to make."""
         assert self.evaluate is not None, "an evaluation was asked for, but there is no evaluator"
         context = WorkerContext(lane=0, num_lanes=1, seed=derive_seed(self.seed, "evaluator"))
-        return Assignment(self.evaluate, context, None, self.sync_timeout_s)
+        return Assignment(self.evaluate, context, None, *self._sync_limits())
 
-    def make_learner(self, state: StateTree | None = None) -> Learner:
-        """Make the learner, in the process where it is to live, and put it where ``state`` says."""
-        learner = self.learn.make(WorkerContext(0, 1, derive_seed(self.seed, "learner")))
+    def _sync_limits(self) -> tuple[float, int, float]:
+        return self.sync_timeout_s, self.sync_retries, self.sync_retry_delay_s
+
+    def make_learner(
+        self, state: StateTree | None = None, *, crew: Crew | None = None, host: str = "127.0.0.1"
+    ) -> Learner:
+        """Make the learner, in the process where it is to live, and put it where ``state`` says.
+
+        A learner of several ranks is a `ManyRanks`, to be closed. Its other ranks are child processes, or
+        what ``crew`` starts elsewhere; ``host`` is then this machine's address, as those can reach it.
+        """
+        context = WorkerContext(0, 1, derive_seed(self.seed, "learner"))
+        if self.machines.learner.num_ranks == 1:
+            learner = self.learn.make(context)
+        else:
+            from offbeat.runtime.ranks import make_ranked
+
+            learner = make_ranked(self, context, host, crew)
         if state is not None:
-            learner.load_state_dict(state)
+            try:
+                learner.load_state_dict(state)
+            except BaseException:
+                close_learner(learner)
+                raise
         return learner
 
 
@@ -81,10 +125,14 @@ class CollectorUp:
 
 @dataclass(frozen=True, slots=True)
 class CollectorDown:
-    """A collector is gone and its tickets with it; another can be started."""
+    """A collector is gone and its tickets with it; another can be started.
+
+    ``raised``: its own code raised, and ``reason`` has the traceback.
+    """
 
     lane: int
     reason: str
+    raised: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +181,25 @@ class EvalEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class LearnerDown:
+    """The learner, or one of its ranks, is gone: the run can only go on from a checkpoint."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HealthChanged:
+    """A part of the run is in another state than before.
+
+    ``component`` is ``collector_0``, ``learner``, ``learner_rank_1``, ``evaluator`` or ``store``.
+    """
+
+    component: str
+    state: Health
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Broken:
     """Something raised that the run cannot survive."""
 
@@ -156,6 +223,8 @@ Happening = (
     | WeightsFailed
     | EvalEnded
     | SnapshotTaken
+    | LearnerDown
+    | HealthChanged
     | Broken
 )
 Post = Callable[[Happening], None]
@@ -208,6 +277,10 @@ class Runtime(Protocol):
         """Return what happened, waiting at most ``timeout_s`` for something to happen."""
         ...
 
+    def stacks(self) -> dict[str, str]:
+        """Where each part of the run is right now, by component: for the report of a stall."""
+        ...
+
     def pids(self) -> dict[str, int]:
         """Processes this runtime keeps, by role, beside the calling one."""
         ...
@@ -218,6 +291,41 @@ class Runtime(Protocol):
 
 
 # ---------------------------------------------------------------- shared by runtimes
+
+
+class ManyRanks(ABC):
+    """A learner of several processes, of which this one leads."""
+
+    lost: dict[str, str]
+    """Other ranks that are gone, by name, and how they ended."""
+
+    @abstractmethod
+    def pids(self) -> dict[str, int | None]:
+        """The other ranks by name, with their process where it is one of this machine."""
+
+    @abstractmethod
+    def stacks(self) -> dict[str, str]:
+        """Where the other ranks are right now."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the other ranks. The learner keeps its weights and its state, but trains no longer."""
+
+
+def close_learner(learner: Learner) -> None:
+    """End the processes of a learner that has any of its own."""
+    if isinstance(learner, ManyRanks):
+        learner.close()
+
+
+def thread_stacks() -> dict[str, str]:
+    """The stack of every thread of this process but the calling one, innermost call last."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = {
+        ident: frame for ident, frame in sys._current_frames().items() if ident != threading.get_ident()
+    }
+    stacks = {ident: "".join(traceback.format_stack(frame)).rstrip() for ident, frame in frames.items()}
+    return {names.get(ident, f"thread {ident}"): stack for ident, stack in stacks.items()}
 
 
 @dataclass(slots=True)

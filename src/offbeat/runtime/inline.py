@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from offbeat.errors import CollectError
 from offbeat.runtime.base import (
-    Broken,
     CollectorDown,
     CollectorRunner,
     CollectorUp,
     Happening,
+    HealthChanged,
     LaneStart,
     Plan,
     SegmentReady,
     make_runner,
+    thread_stacks,
 )
 from offbeat.runtime.learning import LearnerDesk
 from offbeat.types import Batch, StateTree, Ticket
@@ -40,6 +40,7 @@ class InlineRuntime:
         self._plan = plan
         learner = plan.make_learner(learner_state)
         self._desk = LearnerDesk(plan, learner, self._keep_weights, self._happened.append)
+        self._happened.append(HealthChanged("learner", "up"))
         for lane, start in enumerate(lanes):
             self.start_lane(lane, start)
 
@@ -48,8 +49,13 @@ class InlineRuntime:
 
     def start_lane(self, lane: int, start: LaneStart) -> None:
         """Make a collector."""
-        self._runners[lane] = make_runner(self._plan.lane(lane, start))
-        self._happened.append(CollectorUp(lane))
+        try:
+            self._runners[lane] = make_runner(self._plan.lane(lane, start))
+        except Exception:
+            text = f"collector {lane} raised while starting:\n{traceback.format_exc()}"
+            self._happened.append(CollectorDown(lane, text.rstrip(), raised=True))
+        else:
+            self._happened.append(CollectorUp(lane))
 
     def kill_lane(self, lane: int, reason: str) -> None:
         """Forget a collector."""
@@ -58,14 +64,17 @@ class InlineRuntime:
 
     def collect(self, ticket: Ticket) -> None:
         """Collect now."""
-        runner = self._runners[ticket.lane]
+        runner = self._runners.get(ticket.lane)
+        if runner is None:  # it raised, and its `CollectorDown` is on the way: the ticket is lost with it
+            return
         version, weights = self._published
         try:
             segment = runner.run(replace(ticket, version=version), weights, None)
             state = runner.collector.state_dict()
         except Exception:
             text = f"collector {ticket.lane} raised in ticket {ticket.number}:\n{traceback.format_exc()}"
-            self._happened.append(Broken(CollectError(text.rstrip())))
+            del self._runners[ticket.lane]
+            self._happened.append(CollectorDown(ticket.lane, text.rstrip(), raised=True))
         else:
             self._happened.append(SegmentReady(segment, state, num_bytes=0))
 
@@ -97,10 +106,16 @@ class InlineRuntime:
             time.sleep(max(0.0, timeout_s))
         return [self._happened.popleft() for _ in range(len(self._happened))]
 
+    def stacks(self) -> dict[str, str]:
+        """Where each thread of this process is."""
+        return thread_stacks()
+
     def pids(self) -> dict[str, int]:
-        """No process of its own."""
-        return {}
+        """The learner's other ranks, if it has any."""
+        return self._desk.pids()
 
     def close(self) -> None:
         """Drop the roles."""
         self._runners.clear()
+        if hasattr(self, "_desk"):
+            self._desk.close()

@@ -13,13 +13,16 @@ from offbeat.errors import OffbeatError, TrainError
 from offbeat.roles import Learner
 from offbeat.runtime.base import (
     Broken,
+    HealthChanged,
     LazyEvaluator,
+    ManyRanks,
     Plan,
     Post,
     RoundDone,
     SnapshotTaken,
     WeightsFailed,
     WeightsOut,
+    close_learner,
 )
 from offbeat.types import Batch
 
@@ -32,6 +35,12 @@ class LearnerDesk:
         self._send_weights = send_weights
         self._post = post
         self._evaluator = LazyEvaluator(plan.evaluator()) if plan.evaluate is not None else None
+        for rank in self._ranks.pids() if self._ranks is not None else ():
+            post(HealthChanged(rank, "up"))
+
+    @property
+    def _ranks(self) -> ManyRanks | None:
+        return self._learner if isinstance(self._learner, ManyRanks) else None
 
     def train(self, batch: Batch) -> None:
         """Train one round."""
@@ -39,6 +48,9 @@ class LearnerDesk:
         try:
             metrics = self._learner.train(batch)
         except OffbeatError as error:
+            if self._ranks is not None:
+                for rank, reason in self._ranks.lost.items():
+                    self._post(HealthChanged(rank, "down", reason))
             self._post(Broken(error))
         except Exception:
             self._post(Broken(TrainError(f"the learner raised in round {batch.version}:\n{_trace()}")))
@@ -73,6 +85,19 @@ class LearnerDesk:
         """Give a snapshot of the weights to somebody else, at this point of the training."""
         hand_over(self._learner.weights())
 
+    def pids(self) -> dict[str, int]:
+        """Processes of the learner on this machine, beside the calling one."""
+        pids = self._ranks.pids() if self._ranks is not None else {}
+        return {rank: pid for rank, pid in pids.items() if pid is not None}
+
+    def stacks(self) -> dict[str, str]:
+        """Where the learner's other processes are; from any thread."""
+        return self._ranks.stacks() if self._ranks is not None else {}
+
+    def close(self) -> None:
+        """End the learner's other processes; from any thread, when no job is left to do."""
+        close_learner(self._learner)
+
 
 class JobThread:
     """A thread that runs jobs in order. A job that raises is posted as `Broken`."""
@@ -88,10 +113,14 @@ class JobThread:
         """Put a job at the end of the line."""
         self._jobs.put(job)
 
-    def close(self, timeout_s: float) -> bool:
-        """Finish the job at hand and forget the others; tell whether the thread ended in time."""
+    def forget(self) -> None:
+        """Finish the job at hand, forget the others and end."""
         self._closing = True
         self._jobs.put(None)
+
+    def close(self, timeout_s: float) -> bool:
+        """Finish the job at hand and forget the others; tell whether the thread ended in time."""
+        self.forget()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 

@@ -8,6 +8,7 @@ lock that a killed worker could take with it.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 import selectors
@@ -24,6 +25,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
+import numpy as np
+import psutil
 
 from offbeat.errors import CollectError, ConfigError
 from offbeat.runtime.base import (
@@ -32,12 +35,15 @@ from offbeat.runtime.base import (
     CollectorUp,
     EvalEnded,
     Happening,
+    HealthChanged,
     LaneStart,
     Plan,
     SegmentReady,
+    thread_stacks,
 )
 from offbeat.runtime.learning import JobThread, LearnerDesk
 from offbeat.runtime.shared import Block, WeightsWriter, arrays_in, layout, pack_object, unpack_object
+from offbeat.runtime.supervision import Pulse
 from offbeat.types import Array, ArraySpec, Batch, StateTree, Ticket
 
 _FIRST_TAIL_BYTES = 1 << 16
@@ -45,6 +51,7 @@ _CLOSE_TIMEOUT_S = 5.0
 _STACK_WAIT_S = 0.3
 _WORKER = "offbeat.runtime.worker"
 _MANY_FILES = 1 << 16
+_PULSE_CHECK_S = 0.5
 _WAKE, _EVALUATOR = "wake", "evaluator"
 
 
@@ -70,12 +77,17 @@ class WorkerProcess:
         packed = pack_object(_pickled(name, payload))
         self._payload = Block.create(packed.num_bytes)
         packed.write(self._payload.bytes)
+        self._counter = Block.create(8)
+        self._counter.bytes[:] = 0
+        limits = plan.machines.runtime
+        self._pulse = Pulse(limits.heartbeat_timeout_s or math.inf, self.started_s)
+        command = [sys.executable, "-m", _WORKER, *map(str, descriptors), self._payload.address]
         with contextlib.ExitStack() as stack:
             log = None
             if plan.log_dir is not None:
                 log = stack.enter_context(open(plan.log_dir / f"{name}.log", "ab", buffering=0))
             self.process = subprocess.Popen(
-                [sys.executable, "-m", _WORKER, *map(str, descriptors), self._payload.address],
+                [*command, self._counter.address, str(limits.heartbeat_interval_s)],
                 pass_fds=descriptors,
                 env=_worker_environment(plan.worker_threads),
                 stdin=subprocess.DEVNULL,
@@ -89,6 +101,16 @@ class WorkerProcess:
         """It has made its role and needs what it was made from no longer."""
         self.is_up = True
         self._payload.close()
+
+    def is_dead(self, now_s: float) -> bool:
+        """Whether it has given no sign of life for too long, by its own counter and the processor's."""
+        try:
+            process = psutil.Process(self.process.pid)
+            used, is_stopped = process.cpu_times(), process.status() == psutil.STATUS_STOPPED
+        except psutil.Error:
+            return False  # its pipe tells
+        count = int(self._counter.bytes.view(np.int64)[0])
+        return self._pulse.is_dead(count, used.user + used.system, now_s, is_stopped)
 
     def tell(self, message: Any) -> None:
         """Send a message. To a dead worker it is lost, and the end of its pipe tells of the death."""
@@ -111,6 +133,7 @@ class WorkerProcess:
             self.process.kill()
             self.process.wait()
         self._payload.close()
+        self._counter.close()
         self.connection.close()
         os.close(self._stack_fd)
 
@@ -250,6 +273,7 @@ class ProcessRuntime:
         self._eval_queue: deque[tuple[int, int, str]] = deque()
         self._evaluating: int | None = None
         self._wake_read, self._wake_write = os.pipe()
+        self._pulses_checked_s = 0.0
         self._pipe_lock, self._is_closed = threading.Lock(), False
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_read, selectors.EVENT_READ, _WAKE)
@@ -267,6 +291,7 @@ class ProcessRuntime:
             self.start_lane(lane, start)
         learner = plan.make_learner(learner_state)
         self._desk = LearnerDesk(plan, learner, self._weights.publish, self._post)
+        self._happened.append(HealthChanged("learner", "up"))
         self._learner_thread = JobThread("learner", self._post)
 
     def _post(self, happening: Happening) -> None:
@@ -305,6 +330,7 @@ class ProcessRuntime:
         if self._learner_thread is not None:
             self._learner_thread.close(_CLOSE_TIMEOUT_S)
             self._learner_thread = None
+            self._desk.close()
         with self._pipe_lock:  # a learner that did not end in time may still want to report
             if not self._is_closed:
                 self._is_closed = True
@@ -315,12 +341,21 @@ class ProcessRuntime:
         self._weights.close()
         self._eval_weights.close()
 
+    def stacks(self) -> dict[str, str]:
+        """Where each thread of this process is, and each worker."""
+        workers = {f"collector_{number}": lane.worker for number, lane in self._lanes.items()}
+        if self._evaluator is not None:
+            workers["evaluator"] = self._evaluator
+        found = {name: worker.stack() for name, worker in workers.items()}
+        found |= self._desk.stacks()
+        return thread_stacks() | {name: stack for name, stack in found.items() if stack}
+
     def pids(self) -> dict[str, int]:
         """The worker processes."""
         workers = [lane.worker for lane in self._lanes.values()]
         if self._evaluator is not None:
             workers.append(self._evaluator)
-        return {worker.name: worker.process.pid for worker in workers}
+        return {worker.name: worker.process.pid for worker in workers} | self._desk.pids()
 
     # ------------------------------------------------------------ actions
 
@@ -375,6 +410,7 @@ class ProcessRuntime:
         self._learner_thread.submit(job)
 
     def _start_evaluator(self) -> None:
+        self._happened.append(HealthChanged("evaluator", "starting"))
         payload = ("evaluate", self._plan.evaluator())
         self._evaluator = WorkerProcess("evaluator", self._plan, payload)
         self._selector.register(self._evaluator.connection, selectors.EVENT_READ, _EVALUATOR)
@@ -394,6 +430,7 @@ class ProcessRuntime:
         self._listen(0.0 if self._happened else max(0.0, timeout_s))
         self._send_evaluations()
         self._check_starts()
+        self._check_pulses(time.monotonic())
         return [self._happened.popleft() for _ in range(len(self._happened))]
 
     def _check_starts(self) -> None:
@@ -401,6 +438,21 @@ class ProcessRuntime:
         for number, lane in list(self._lanes.items()):
             if not lane.worker.is_up and time.monotonic() - lane.worker.started_s > limit_s:
                 self.kill_lane(number, f"did not start within {limit_s} s")
+
+    def _check_pulses(self, now_s: float) -> None:
+        """Once a second: a worker that gives no sign of life is ended, and its pipe's end reported."""
+        if now_s - self._pulses_checked_s < _PULSE_CHECK_S:
+            return
+        self._pulses_checked_s = now_s
+        silent = "gives no sign of life (runtime.heartbeat_timeout_s)"
+        for number, lane in list(self._lanes.items()):
+            if lane.worker.is_up and lane.worker.is_dead(now_s):
+                self._happened.append(HealthChanged(f"collector_{number}", "unresponsive", silent))
+                self.kill_lane(number, silent)
+        evaluator = self._evaluator
+        if evaluator is not None and evaluator.is_up and evaluator.is_dead(now_s):
+            self._happened.append(HealthChanged("evaluator", "unresponsive", silent))
+            self._evaluator_down(f"{evaluator.name} (pid {evaluator.process.pid}) {silent}")
 
     def _listen(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):
@@ -430,8 +482,7 @@ class ProcessRuntime:
             case ("lost", reason):
                 self._lane_down(number, f"{lane.worker.name}: {reason}")
             case ("error", doing, text):
-                error = CollectError(f"collector {number} raised {doing}:\n{text}")
-                self._happened.append(Broken(error))
+                self._lane_down(number, f"collector {number} raised {doing}:\n{text}", raised=True)
 
     def _lane_up(self, number: int, specs: dict[str, ArraySpec] | None) -> None:
         if self._specs is not None and specs != self._specs:
@@ -461,13 +512,13 @@ class ProcessRuntime:
             if ticket in self._held:
                 self._slots.give_back(*self._held.pop(ticket))
 
-    def _lane_down(self, number: int, reason: str) -> None:
+    def _lane_down(self, number: int, reason: str, raised: bool = False) -> None:
         lane = self._lanes.pop(number)
         self._selector.unregister(lane.worker.connection)
         if lane.running is not None:
             self._slots.give_back(number, lane.running[1])
         lane.worker.end()
-        self._happened.append(CollectorDown(number, reason))
+        self._happened.append(CollectorDown(number, reason, raised))
 
     def _send_evaluations(self) -> None:
         while self._eval_queue and self._evaluator is not None:
@@ -487,6 +538,7 @@ class ProcessRuntime:
         match message:
             case ("up", _):
                 worker.came_up()
+                self._happened.append(HealthChanged("evaluator", "up"))
             case ("evaluated", ended):
                 self._evaluating = None
                 self._happened.append(ended)
@@ -502,6 +554,7 @@ class ProcessRuntime:
         self._evaluator.end()
         self._evaluator = None
         self._eval_queue.clear()
+        self._happened.append(HealthChanged("evaluator", "down", reason))
         if self._evaluating is not None:
             self._happened.append(EvalEnded(self._evaluating, None, 0.0, reason))
             self._evaluating = None

@@ -10,18 +10,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from offbeat.errors import CollectError, StallError
+from offbeat.errors import StallError
 from offbeat.runtime.base import (
     Broken,
+    CollectorDown,
     CollectorRunner,
     CollectorUp,
     EvalEnded,
     Happening,
+    HealthChanged,
     LaneStart,
     LazyEvaluator,
     Plan,
     SegmentReady,
     make_runner,
+    thread_stacks,
 )
 from offbeat.runtime.learning import JobThread, LearnerDesk
 from offbeat.types import Batch, StateTree, Ticket
@@ -52,6 +55,7 @@ class ThreadRuntime:
             self.start_lane(lane, start)
         learner = plan.make_learner(learner_state)
         self._desk = LearnerDesk(plan, learner, self._keep_weights, post)
+        post(HealthChanged("learner", "up"))
         self._learner_thread = JobThread("learner", post)
 
     def _keep_weights(self, version: int, weights: Any) -> None:
@@ -61,8 +65,13 @@ class ThreadRuntime:
         """Start a collector's thread."""
 
         def make() -> None:
-            self._runners[lane] = make_runner(self._plan.lane(lane, start))
-            self._happened.put(CollectorUp(lane))
+            try:
+                self._runners[lane] = make_runner(self._plan.lane(lane, start))
+            except Exception:
+                text = f"collector {lane} raised while starting:\n{traceback.format_exc()}"
+                self._happened.put(CollectorDown(lane, text.rstrip(), raised=True))
+            else:
+                self._happened.put(CollectorUp(lane))
 
         self._lanes[lane] = JobThread(f"collector-{lane}", self._happened.put)
         self._lanes[lane].submit(make)
@@ -74,9 +83,10 @@ class ThreadRuntime:
 
     def collect(self, ticket: Ticket) -> None:
         """Line the ticket up for its lane."""
-        self._lanes[ticket.lane].submit(lambda: self._collect(ticket))
+        thread = self._lanes[ticket.lane]
+        thread.submit(lambda: self._collect(ticket, thread))
 
-    def _collect(self, ticket: Ticket) -> None:
+    def _collect(self, ticket: Ticket, thread: JobThread) -> None:
         runner = self._runners[ticket.lane]
         version, weights = self._published
         ticket = replace(ticket, version=version)
@@ -85,7 +95,8 @@ class ThreadRuntime:
             state = runner.collector.state_dict()
         except Exception:
             text = f"collector {ticket.lane} raised in ticket {ticket.number}:\n{traceback.format_exc()}"
-            self._happened.put(Broken(CollectError(text.rstrip())))
+            thread.forget()  # its other tickets are lost with it
+            self._happened.put(CollectorDown(ticket.lane, text.rstrip(), raised=True))
         else:
             self._happened.put(SegmentReady(segment, state, num_bytes=0))
 
@@ -132,9 +143,13 @@ class ThreadRuntime:
                 happened.append(self._happened.get_nowait())
         return happened
 
+    def stacks(self) -> dict[str, str]:
+        """Where each thread of this process is, and the learner's other ranks."""
+        return thread_stacks() | self._desk.stacks()
+
     def pids(self) -> dict[str, int]:
-        """No process of its own."""
-        return {}
+        """The learner's other ranks, if it has any."""
+        return self._desk.pids()
 
     def close(self) -> None:
         """Let each thread finish what it is doing, within limits."""
@@ -146,3 +161,5 @@ class ThreadRuntime:
             thread.close(max(0.0, give_up_s - time.monotonic()))
         if hasattr(self, "_learner_thread"):
             self._learner_thread.close(_LEARNER_TIMEOUT_S)
+        if hasattr(self, "_desk"):
+            self._desk.close()

@@ -11,13 +11,16 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+import numpy as np
 
 from offbeat.errors import OffbeatError
 from offbeat.roles import Collector, Evaluator
@@ -32,6 +35,9 @@ from offbeat.runtime.shared import (
     unpack_object,
 )
 from offbeat.types import Array, Segment, Ticket
+
+if TYPE_CHECKING:
+    from offbeat.runtime.ranks import RankAssignment
 
 _SYNC_POLL_S = 0.0005
 
@@ -122,6 +128,47 @@ class EvaluatorServer:
         self._connection.send(("evaluated", self._evaluator.run(weights, version, seed)))
 
 
+class RankServer:
+    """A rank of the learner: does what rank 0 tells, as rank 0 does it."""
+
+    def __init__(self, connection: Connection, assignment: RankAssignment) -> None:
+        from offbeat.runtime.ranks import Follower
+
+        self._connection = connection
+        self._blocks = OpenBlocks()
+        connection.send(("ready",))
+        self._follower = Follower(assignment)
+
+    def up_message(self) -> tuple[Any, ...]:
+        """Say that requests are welcome."""
+        return self._follower.up()
+
+    def serve(self, message: tuple[Any, ...]) -> None:
+        """Carry out one request: (kind, address, number of bytes)."""
+        _, address, num_bytes = message
+        request = unpack_object(self._blocks[address].bytes[:num_bytes].copy())
+        self._connection.send(self._follower.serve(request))
+
+
+_SERVERS: dict[str, Callable[[Connection, Any], CollectorServer | EvaluatorServer | RankServer]] = {
+    "collect": CollectorServer,
+    "evaluate": EvaluatorServer,
+    "rank": RankServer,
+}
+
+
+def _beat(address: str, interval_s: float) -> None:
+    """Count in shared memory for as long as this process lives: its signs of life."""
+    counter = Block.open(address).bytes.view(np.int64)
+
+    def count() -> None:
+        while True:
+            counter[0] += 1
+            time.sleep(interval_s)
+
+    threading.Thread(target=count, name="heartbeat", daemon=True).start()
+
+
 def _die_with_parent() -> None:
     """Ask Linux to end this process when its driver dies, even in the middle of a native call."""
     if sys.platform == "linux":
@@ -130,9 +177,16 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def main(connection_fd: int, stack_fd: int, payload_address: str) -> int:
+def _doing(message: tuple[Any, ...]) -> str:
+    if message[0] == "collect":
+        return f"in ticket {message[1].number}"
+    return "while evaluating" if message[0] == "evaluate" else f"in the request {message[0]!r}"
+
+
+def main(connection_fd: int, stack_fd: int, payload_address: str, pulse: str, interval_s: float) -> int:
     """Make the role in the payload and serve it until told to stop; report what it raises and end."""
     _die_with_parent()
+    _beat(pulse, interval_s)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what Ctrl-C means
     stacks = os.fdopen(stack_fd, "w")
     faulthandler.enable(stacks)
@@ -141,10 +195,10 @@ def main(connection_fd: int, stack_fd: int, payload_address: str) -> int:
     doing = "while starting"
     try:
         kind, assignment = cloudpickle.loads(unpack_object(Block.open(payload_address).bytes.copy()))
-        server = (CollectorServer if kind == "collect" else EvaluatorServer)(connection, assignment)
+        server = _SERVERS[kind](connection, assignment)
         connection.send(server.up_message())
         while (message := connection.recv()) is not None:
-            doing = f"in ticket {message[1].number}" if message[0] == "collect" else "while evaluating"
+            doing = _doing(message)
             server.serve(message)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 1  # the driver is gone
@@ -161,7 +215,7 @@ def main(connection_fd: int, stack_fd: int, payload_address: str) -> int:
 
 
 if __name__ == "__main__":
-    code = main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    code = main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], float(sys.argv[5]))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # environments may keep threads; nothing here needs an orderly end

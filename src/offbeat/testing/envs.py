@@ -55,7 +55,8 @@ class FaultyEnv(gymnasium.Env[NDArray[Any], np.int64]):
 
     The task: observations are ``[4]`` float32 noise, reward 1 for action 1 when the first number is positive
     and for action 0 when it is not; episodes have ``length`` steps. The fault ``slow`` sleeps at every step
-    for a log-normal time with median ``sleep_s`` and shape ``sleep_sigma``, drawn apart from the task.
+    for a log-normal time with median ``sleep_s`` and shape ``sleep_sigma``, drawn apart from the task; with
+    ``once`` only those environments do that live in the first process to reach ``at_step``: one slow worker.
 
     Example: ``FaultyEnv("kill", at_step=100, once="/tmp/killed")``.
     """
@@ -81,6 +82,7 @@ class FaultyEnv(gymnasium.Env[NDArray[Any], np.int64]):
         self._length = length
         self._sleep = (sleep_s, sleep_sigma)
         self._sleep_rng = np.random.default_rng(0)
+        self._is_slow: bool | None = None if once is not None else True
         self._num_steps = 0
         self._episode_steps = 0
         self._obs = np.zeros(_OBS_SIZE, np.float32)
@@ -103,7 +105,8 @@ class FaultyEnv(gymnasium.Env[NDArray[Any], np.int64]):
         obs = self._draw()
         is_over = self._episode_steps >= self._length
         if self._fault == "slow":
-            self._doze()
+            if self._is_one_to_doze():
+                self._doze()
         elif self._num_steps == self._at_step and self._is_due():
             obs, reward = self._go_wrong(obs, reward)
         return obs, reward, is_over, False, {}
@@ -111,6 +114,12 @@ class FaultyEnv(gymnasium.Env[NDArray[Any], np.int64]):
     def _draw(self) -> NDArray[np.float32]:
         self._obs = self.np_random.standard_normal(_OBS_SIZE, np.float32)
         return self._obs.copy()
+
+    def _is_one_to_doze(self) -> bool:
+        if self._is_slow is None and self._num_steps >= self._at_step:
+            assert self._once is not None
+            self._is_slow = _claimed_by_this_process(self._once)
+        return bool(self._is_slow)
 
     def _doze(self) -> None:
         median_s, sigma = self._sleep
@@ -144,6 +153,17 @@ class FaultyEnv(gymnasium.Env[NDArray[Any], np.int64]):
             case "reward":
                 return obs, float("nan")
         return obs, reward
+
+
+def _claimed_by_this_process(path: str) -> bool:
+    """Whether this process was the first to ask."""
+    try:
+        with open(path, "x") as file:
+            file.write(str(os.getpid()))
+    except FileExistsError:
+        pass
+    with open(path) as file:
+        return file.read() == str(os.getpid())
 
 
 def _hang() -> None:

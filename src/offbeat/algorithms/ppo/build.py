@@ -10,7 +10,7 @@ from offbeat.algorithms.ppo.config import ppo_config
 from offbeat.algorithms.ppo.evaluator import MakeEvaluator
 from offbeat.algorithms.ppo.policy import MakePolicy, environment_spec
 from offbeat.config.models import RunConfig
-from offbeat.roles import Learner, PerWorker
+from offbeat.roles import Learner, PerWorker, Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +19,11 @@ class MakeLearner:
 
     config: RunConfig
 
-    def __call__(self) -> Learner:
+    def __call__(self, ranks: Ranks) -> Learner:
         """Make actor, critic and optimizer."""
         from offbeat.algorithms.ppo.learner import make_learner
 
-        return make_learner(self.config)
+        return make_learner(self.config, ranks)
 
 
 def check(config: RunConfig) -> None:
@@ -41,4 +41,5 @@ def build(config: RunConfig) -> Roles:
         policy=MakePolicy(config),
         mode="stream",
         segments_per_round=config.segments_per_round,
+        data_parallel=True,
     )

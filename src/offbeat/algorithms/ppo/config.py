@@ -108,9 +108,6 @@ class PPOConfig(AlgorithmConfig):
         " from the usual 1 to 2.",
     )
     network: NetworkConfig = Field(NetworkConfig(), description="The network behind policy and value.")
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "cpu", description="Where the learner trains; `auto` is `cuda` where there is one."
-    )
 
     def resolved(self, config: RunConfig) -> Self:
         """Choose the correction by the dial, and the length of schedules by that of the run."""

@@ -10,23 +10,36 @@ import torch
 from torch import Tensor
 
 from offbeat.algorithms.ppo.config import PPOConfig, ppo_config
-from offbeat.algorithms.ppo.minibatches import Loader, Samples, judge, make_loader
+from offbeat.algorithms.ppo.minibatches import Loader, Minibatch, Samples, judge, make_loader
 from offbeat.algorithms.ppo.policy import environment_spec
 from offbeat.algorithms.ppo.rounds import Floats, Round, compute_targets
 from offbeat.config.models import RunConfig
-from offbeat.errors import ConfigError, TrainError
+from offbeat.errors import DivergedError, TrainError
 from offbeat.models.flat import FlatAdam, FlatParameters
 from offbeat.models.likelihood import likelihood
 from offbeat.models.networks import CRITIC_PREFIX, Evaluation, make_network
 from offbeat.models.observations import Normalizer, encode
+from offbeat.models.ranks import choose_device
 from offbeat.models.spec import NetworkSpec
 from offbeat.ops.losses import clipped_policy_loss, value_loss
 from offbeat.ops.statistics import Moments, approx_kl, effective_sample_size, explained_variance
+from offbeat.roles import Alone, Ranks
 from offbeat.seeding import derive_seed
 from offbeat.types import Array, Batch, Metrics, StateTree
 
+_ALONE = Alone()
 REWARD_CLIP = np.float32(10.0)
 """Normalised rewards are clipped to this, as in OpenAI baselines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The terms of the loss ``[]`` of some samples, and their log-ratios ``[M]``."""
+
+    policy: Tensor
+    value: Tensor
+    entropy: Tensor
+    log_ratio: Tensor
 
 
 @dataclass(slots=True)
@@ -41,12 +54,12 @@ class Progress:
     log_ratios: list[Tensor] = field(default_factory=list)
     num_epochs: int = 0
 
-    def add(self, policy_loss: Tensor, value_loss: Tensor, entropy: Tensor, log_ratio: Tensor) -> None:
+    def add(self, terms: Terms) -> None:
         """Note what one part of a minibatch gave."""
-        self.policy_losses.append(policy_loss)
-        self.value_losses.append(value_loss)
-        self.entropies.append(entropy)
-        self.log_ratios.append(log_ratio)
+        self.policy_losses.append(terms.policy)
+        self.value_losses.append(terms.value)
+        self.entropies.append(terms.entropy)
+        self.log_ratios.append(terms.log_ratio)
 
     def metrics(self, clip_coef: float) -> Metrics:
         """Means over the round."""
@@ -69,16 +82,27 @@ class PPOLearner:
     """Owns actor, critic, optimizer and normalisers.
 
     Randomness: parameters from (run seed, "init"), minibatch order from (run seed, "learn", version).
+    As one of several ranks it differentiates its share of each minibatch; gradients, losses and log-ratios
+    are then added up, so that all ranks take the same steps and report the same.
     """
 
-    def __init__(self, config: PPOConfig, spec: NetworkSpec, *, seed: int) -> None:
+    def __init__(
+        self,
+        config: PPOConfig,
+        spec: NetworkSpec,
+        *,
+        seed: int,
+        device: str = "cpu",
+        ranks: Ranks = _ALONE,
+    ) -> None:
         self._config = config
         self._spec = spec
         self._seed = seed
-        self._device = _device(config.device)
+        self._ranks = ranks
+        self._device = choose_device(device, ranks.rank)
         generator = torch.Generator().manual_seed(derive_seed(seed, "init"))
         self._network = make_network(spec, generator).to(self._device)
-        self._parameters = FlatParameters(self._network)
+        self._parameters = FlatParameters(self._network, num_extra=3 if ranks.size > 1 else 0)
         self._optimizer = FlatAdam(self._parameters, eps=config.adam_eps)
         self._obs_moments = Moments.empty((spec.observation.num_features,))
         self._return_moments = Moments.empty()
@@ -96,7 +120,7 @@ class PPOLearner:
         values, outputs = judge(self._network, data, self._device, with_outputs=needs_prox)
         prox_logp = data.logp if outputs is None else self._spec.actions.log_prob(outputs, data.actions)
         targets = compute_targets(config, data, values, prox_logp)
-        loader = make_loader(config, self._network, data, targets, self._device)
+        loader = make_loader(config, self._network, data, targets, self._device, self._ranks)
         progress = self._optimise(loader, batch.version)
         # After training: a round is trained with the statistics its fresh samples were collected with.
         if config.normalize_obs:
@@ -132,23 +156,31 @@ class PPOLearner:
             first = len(progress.log_ratios)
             for minibatch in loader.epoch(order):
                 self._update(loader, minibatch, version, progress)
+            if self._ranks.size > 1:
+                self._complete(progress.log_ratios, first)
             progress.num_epochs += 1
             if config.target_kl is not None and _kl(progress.log_ratios[first:]) > config.target_kl:
                 break
         return progress
 
-    def _update(self, loader: Loader, parts: list[Samples], version: int, progress: Progress) -> None:
+    def _update(self, loader: Loader, minibatch: Minibatch, version: int, progress: Progress) -> None:
         """One optimiser step on a minibatch."""
         ent_coef = self._config.ent_coef_at(version)
-        num_samples = sum(map(len, parts))
         loss, grad = 0.0, self._parameters.grad
-        grad.zero_()
-        for samples in parts:
-            share = len(samples) / num_samples
-            loss += share * self._backward(loader.evaluate(samples), samples, ent_coef, share, progress)
+        self._parameters.sums.zero_()
+        if self._ranks.size == 1:
+            for samples in minibatch.parts:
+                share = len(samples) / minibatch.num_samples
+                terms = self._backward(loader.evaluate(samples), samples, ent_coef, share)
+                progress.add(terms)
+                loss += share * self._loss(terms, ent_coef)
+        else:
+            terms = self._backward_with_others(loader, minibatch, ent_coef)
+            progress.add(terms)
+            loss = self._loss(terms, ent_coef)
         norm = torch.linalg.vector_norm(grad).item()
         if not math.isfinite(loss + norm):
-            raise TrainError(
+            raise DivergedError(
                 f"round {version} diverged: loss {loss:g}, gradient norm {norm:g}; the step was not applied."
                 " Lower algorithm.lr or algorithm.max_grad_norm"
             )
@@ -159,10 +191,8 @@ class PPOLearner:
         progress.grad_norms.append(norm)
 
     @torch.no_grad()
-    def _backward(
-        self, network: Evaluation, samples: Samples, ent_coef: float, share: float, progress: Progress
-    ) -> float:
-        """Add ``share`` of the gradient of the samples' mean loss; return the loss."""
+    def _backward(self, network: Evaluation, samples: Samples, ent_coef: float, share: float) -> Terms:
+        """Add ``share`` of the gradient of the samples' mean loss; return the terms of that loss."""
         config = self._config
         policy = likelihood(self._spec.actions, network.outputs, samples.actions)
         policy_loss, by_logp, log_ratio = clipped_policy_loss(
@@ -177,9 +207,42 @@ class PPOLearner:
         )
         by_outputs = policy.backward(by_logp.mul_(share), -ent_coef * share / len(samples))
         network.backward(by_outputs, by_values.mul_(share * config.vf_coef))
-        entropy = policy.entropy.mean()
-        progress.add(policy_loss, critic_loss, entropy, log_ratio)
-        return (policy_loss + config.vf_coef * critic_loss - ent_coef * entropy).item()
+        return Terms(policy_loss, critic_loss, policy.entropy.mean(), log_ratio)
+
+    def _loss(self, terms: Terms, ent_coef: float) -> float:
+        return (terms.policy + self._config.vf_coef * terms.value - ent_coef * terms.entropy).item()
+
+    # ------------------------------------------------------------ with other ranks
+
+    def _backward_with_others(self, loader: Loader, minibatch: Minibatch, ent_coef: float) -> Terms:
+        """Differentiate this rank's samples and add up with the other ranks, in one exchange.
+
+        The gradient and the terms returned are then those of the whole minibatch, but for the log-ratios:
+        those of other ranks are still 0.
+        """
+        extra = self._parameters.extra
+        log_ratio = extra.new_zeros(minibatch.num_samples)
+        begin = minibatch.first
+        for samples in minibatch.parts:
+            share = len(samples) / minibatch.num_samples
+            terms = self._backward(loader.evaluate(samples), samples, ent_coef, share)
+            extra.add_(torch.stack((terms.policy, terms.value, terms.entropy)), alpha=share)
+            log_ratio[begin : begin + len(samples)] = terms.log_ratio
+            begin += len(samples)
+        self._ranks.sum_(self._parameters.sums)
+        policy, value, entropy = extra.clone().unbind()
+        return Terms(policy, value, entropy, log_ratio)
+
+    def _complete(self, log_ratios: list[Tensor], first: int) -> None:
+        """Put the other ranks' log-ratios into those of an epoch, which begin at ``first``."""
+        sizes = [len(part) for part in log_ratios[first:]]
+        whole = torch.cat(log_ratios[first:])
+        self._ranks.sum_(whole)
+        log_ratios[first:] = whole.split_with_sizes(sizes)
+
+    def checksum(self) -> int:
+        """A number that tells the parameters of ranks apart when a single bit differs."""
+        return int(self._parameters.flat.detach().view(torch.int32).sum(dtype=torch.int64))
 
     # ------------------------------------------------------------ weights and state
 
@@ -214,11 +277,17 @@ class PPOLearner:
         return Normalizer(self._obs_moments.mean.astype(np.float32), self._obs_moments.scale())
 
 
-def make_learner(config: RunConfig) -> PPOLearner:
-    """Make the learner of a run in the calling process."""
+def make_learner(config: RunConfig, ranks: Ranks = _ALONE) -> PPOLearner:
+    """Make the learner of a run, or one of its ranks, in the calling process."""
     # Before the parameters are drawn: their orthogonal bases must not depend on the number of threads.
     torch.set_num_threads(config.runtime.torch_threads)
-    return PPOLearner(ppo_config(config), environment_spec(config), seed=config.run.seed)
+    return PPOLearner(
+        ppo_config(config),
+        environment_spec(config),
+        seed=config.run.seed,
+        device=config.trainer.device,
+        ranks=ranks,
+    )
 
 
 def _refuse_non_finite(data: Round, version: int) -> None:
@@ -236,16 +305,6 @@ def _staleness_metrics(log_ratios: Floats) -> Metrics:
         "learn/behaviour_kl": approx_kl(log_ratios),
         "learn/first_ratio_max_dev": float(np.abs(np.expm1(log_ratios)).max(initial=0.0)),
     }
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "algorithm.device is cuda, but torch sees no GPU: set algorithm.device to cpu or auto"
-        )
-    return torch.device(name)
 
 
 def _kl(log_ratios: list[Tensor]) -> float:

@@ -14,6 +14,7 @@ from torch import Tensor
 from offbeat.algorithms.ppo.config import PPOConfig
 from offbeat.algorithms.ppo.rounds import Floats, Round, Targets
 from offbeat.models.networks import ActorCritic, Evaluation, FeedForward, GRUActorCritic, with_autograd
+from offbeat.roles import Ranks
 from offbeat.types import Array
 
 CHUNK_ROWS = 4096
@@ -67,10 +68,22 @@ class Samples:
         return Samples(**chosen)
 
 
+@dataclass(frozen=True, slots=True)
+class Minibatch:
+    """The samples of one optimiser step that one rank of the learner differentiates, in parts.
+
+    ``num_samples`` counts those of all ranks; this rank's begin at ``first`` of them. A rank may have none.
+    """
+
+    parts: list[Samples]
+    num_samples: int
+    first: int = 0
+
+
 class Loader(Protocol):
     """A round cut into minibatches for one kind of network."""
 
-    def epoch(self, order: np.random.Generator) -> Iterator[list[Samples]]:
+    def epoch(self, order: np.random.Generator) -> Iterator[Minibatch]:
         """All samples once, in random order: minibatches in ``grad_accumulation`` parts each."""
         ...
 
@@ -80,34 +93,66 @@ class Loader(Protocol):
 
 
 def make_loader(
-    config: PPOConfig, network: ActorCritic, data: Round, targets: Targets, device: torch.device
+    config: PPOConfig,
+    network: ActorCritic,
+    data: Round,
+    targets: Targets,
+    device: torch.device,
+    ranks: Ranks,
 ) -> Loader:
     """The loader that fits the network; ``data.obs`` is already encoded for it."""
+    cut = Cut(ranks.rank, ranks.size, config.grad_accumulation)
     if isinstance(network, GRUActorCritic):
-        return SequenceLoader(config, network, data, targets, device)
-    return RowLoader(config, network, data, targets, device)
+        return SequenceLoader(config, network, data, targets, device, cut)
+    return RowLoader(config, network, data, targets, device, cut)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Which part of a minibatch a rank of the learner takes, and in how many pieces."""
+
+    rank: int
+    num_ranks: int
+    grad_accumulation: int
+
+    def share(self, start: int, end: int) -> tuple[int, int]:
+        """This rank's part of ``start .. end``; empty when there are fewer items than ranks."""
+        size, ranks = end - start, self.num_ranks
+        return start + size * self.rank // ranks, start + size * (self.rank + 1) // ranks
+
+    def pieces(self, start: int, end: int) -> list[tuple[int, int]]:
+        """A rank's part in pieces no larger than those of a learner of one rank."""
+        return _ranges(start, end, -(-self.grad_accumulation // self.num_ranks)) if start < end else []
 
 
 class RowLoader:
     """Valid samples in any order, for networks without memory."""
 
     def __init__(
-        self, config: PPOConfig, network: FeedForward, data: Round, targets: Targets, device: torch.device
+        self,
+        config: PPOConfig,
+        network: FeedForward,
+        data: Round,
+        targets: Targets,
+        device: torch.device,
+        cut: Cut,
     ) -> None:
         self._config = config
+        self._cut = cut
         self._network = network
         chosen = np.flatnonzero(data.valid)
         obs = _tensor(_as_rows(data.obs[:-1])[chosen], device)
         self._samples = _samples(config, obs, data, targets, chosen, device)
 
-    def epoch(self, order: np.random.Generator) -> Iterator[list[Samples]]:
+    def epoch(self, order: np.random.Generator) -> Iterator[Minibatch]:
         """Shuffle the rows once, then slice them."""
         index = torch.from_numpy(order.permutation(len(self._samples)))
         shuffled = self._samples.rows(index.to(self._samples.obs.device))
         num_minibatches = _num_minibatches(len(index), self._config.minibatch_size)
         for start, end in _ranges(0, len(index), num_minibatches):
-            parts = _ranges(start, end, self._config.grad_accumulation)
-            yield [shuffled.rows(slice(*part)) for part in parts]
+            own = self._cut.share(start, end)
+            parts = [shuffled.rows(slice(*piece)) for piece in self._cut.pieces(*own)]
+            yield Minibatch(parts, end - start, own[0] - start)
 
     def evaluate(self, samples: Samples) -> Evaluation:
         """One pass over the rows."""
@@ -118,22 +163,32 @@ class SequenceLoader:
     """Whole segments of some environments at a time, for networks with memory."""
 
     def __init__(
-        self, config: PPOConfig, network: GRUActorCritic, data: Round, targets: Targets, device: torch.device
+        self,
+        config: PPOConfig,
+        network: GRUActorCritic,
+        data: Round,
+        targets: Targets,
+        device: torch.device,
+        cut: Cut,
     ) -> None:
         self._config = config
+        self._cut = cut
         self._network = network
         self._data = data
         self._targets = targets
         self._device = device
+        self._counts = np.count_nonzero(data.valid, axis=0)
 
-    def epoch(self, order: np.random.Generator) -> Iterator[list[Samples]]:
+    def epoch(self, order: np.random.Generator) -> Iterator[Minibatch]:
         """Shuffle the environments, then take some at a time."""
         num_envs = self._data.valid.shape[1]
         index = order.permutation(num_envs)
         wanted = _num_minibatches(self._data.valid.size, self._config.minibatch_size)
         for start, end in _ranges(0, num_envs, min(wanted, num_envs)):
-            parts = _ranges(start, end, self._config.grad_accumulation)
-            yield [self._columns(index[slice(*part)]) for part in parts]
+            own = self._cut.share(start, end)
+            parts = [self._columns(index[slice(*piece)]) for piece in self._cut.pieces(*own)]
+            counts = self._counts[index[start:end]]
+            yield Minibatch(parts, int(counts.sum()), int(counts[: own[0] - start].sum()))
 
     def evaluate(self, samples: Samples) -> Evaluation:
         """Unroll the memory over the segment; keep what belongs to valid samples."""

@@ -1,0 +1,117 @@
+"""The child's side of supervision: what it tells its guard, and how a run goes on after a killed child."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+
+from offbeat.checkpoint import CheckpointManager
+from offbeat.checkpoint.lock import RunLock
+from offbeat.cli.output import reporting
+from offbeat.cli.story import read_story
+from offbeat.cli.summary import finish
+from offbeat.cli.supervise import Charge, Death, show_cursor
+from offbeat.config.models import RunSection
+from offbeat.observe.callbacks import Callback, RunInfo
+from offbeat.observe.events import EventLog
+
+_NONE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a child tells: its run, and for one that followed another, how far that one had come.
+
+    Example: ``Told("runs/x", checkpoint=25, round=37)``.
+    """
+
+    directory: str
+    checkpoint: int = _NONE
+    round: int = _NONE
+
+    def to_text(self) -> str:
+        """On one line."""
+        return json.dumps(asdict(self))
+
+    def is_before(self, later: Told) -> bool:
+        """Whether the later one got further: to a newer checkpoint or a higher round."""
+        return later.checkpoint > self.checkpoint or later.round > self.round
+
+
+class TellGuard(Callback):
+    """Tells the guard of a run where the run is, as soon as there is something to resume."""
+
+    def __init__(self, charge: Charge) -> None:
+        self._charge = charge
+
+    def on_start(self, info: RunInfo) -> None:
+        """Tell the directory."""
+        if info.summary.directory is not None:
+            self._charge.tell(Told(str(info.summary.directory)).to_text())
+
+
+def callbacks_for(charge: object) -> tuple[Callback, ...]:
+    """The callbacks of a run by what its command knows of a guard; none without one."""
+    return (TellGuard(charge),) if isinstance(charge, Charge) else ()
+
+
+def go_on(charge: Charge, death: Death, as_json: bool) -> NoReturn:
+    """Go on with the run of a killed child where its newest good checkpoint is, or say why not."""
+    show_cursor()
+    before = Told(**json.loads(death.told))
+    directory = Path(before.directory)
+    story = read_story(directory / "events.jsonl")
+    if story.finish is not None:  # its last words may be out already, so no others follow
+        print(f"killed by {death.signal_name} after the run had ended; nothing is lost", file=sys.stderr)
+        sys.exit(128 + death.number)
+    versions = CheckpointManager(directory / "checkpoints").versions()
+    reached = Told(before.directory, max(versions, default=_NONE), story.version)
+    try:
+        with reporting(as_json) as report:
+            import offbeat
+
+            settings = offbeat.load_config(directory / "config.yaml").run
+            how = f"killed by {death.signal_name} at round {reached.round}"
+            if refusal := _why_not(settings, death.attempt, before, reached):
+                text = f"{how}{refusal} Go on by hand with: offbeat resume {shlex.quote(str(directory))}"
+                print(f"error: {text}", file=sys.stderr)
+                report.values.update(run_dir=str(directory), error=text)
+                report.exit_code = 128 + death.number
+            else:
+                charge.tell(reached.to_text())
+                _announce(directory, how, reached, death.attempt, settings)
+                finish(offbeat.resume(directory), report)
+    except typer.Exit as ended:
+        sys.exit(ended.exit_code)
+    sys.exit(0)
+
+
+def _why_not(settings: RunSection, attempt: int, before: Told, reached: Told) -> str:
+    """Why the run does not go on by itself; empty when it does."""
+    if attempt > settings.max_restarts:
+        return f", and run.max_restarts = {settings.max_restarts} allows no further restart."
+    if attempt > 1 and not before.is_before(reached):
+        return f", no further than before restart {attempt - 1}: another restart would be no use."
+    return ""
+
+
+def _announce(directory: Path, how: str, reached: Told, attempt: int, settings: RunSection) -> None:
+    """Write the restart down, tell it, and wait as long as the settings want."""
+    start = "the beginning" if reached.checkpoint == _NONE else f"checkpoint {reached.checkpoint}"
+    count = f"restart {attempt} of {settings.max_restarts}"
+    print(f"{how}; going on from {start} ({count})", file=sys.stderr, flush=True)
+    lock, events = RunLock(directory), EventLog(directory / "events.jsonl")
+    try:
+        fields = {"version": max(reached.checkpoint, 0), "reason": how, "attempt": attempt}
+        events.append("restart", fields)
+    finally:
+        events.close()
+        lock.release()
+    time.sleep(settings.restart_delay_s * 2.0 ** (attempt - 1))

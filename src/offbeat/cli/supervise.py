@@ -1,0 +1,176 @@
+"""The guard of a run: a child does the work, and one that is killed is followed by another that goes on.
+
+This is the first thing the command imports. The guard lives as long as the run, so nothing here may import
+more than it must: every page of it is memory that the run pays for.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, NoReturn
+
+_VERBS = ("train", "resume")
+_HEARD = (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM)
+_CRASHES = tuple(getattr(signal, f"SIG{name}") for name in ("KILL", "SEGV", "BUS", "ABRT", "ILL", "FPE"))
+_FROM_TERMINAL = 0x80  # SI_KERNEL: Ctrl-C, which the terminal has sent to the child as well
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_ORPHANS_LIMIT_S = 10.0
+_ORPHANS_POLL_S = 0.02
+_MOST_TOLD_BYTES = 1 << 16
+_SHOW_CURSOR = b"\x1b[?25h\n"
+
+
+class Death(NamedTuple):
+    """How the child before this one ended: by which signal, to be followed for which time, and what it told.
+
+    Example: ``Death(signal.SIGKILL, 1, b'{"directory": "runs/x"}')``.
+    """
+
+    number: int
+    attempt: int
+    told: bytes
+
+    @property
+    def signal_name(self) -> str:
+        """Such as ``SIGKILL``."""
+        return signal.Signals(self.number).name
+
+
+class Charge(NamedTuple):
+    """What a supervised child knows: where to tell its guard things, and whom it follows, if anybody."""
+
+    line: int
+    after: Death | None
+
+    def tell(self, text: str) -> None:
+        """Tell the guard, in one line, what a child that has to follow this one will need."""
+        os.write(self.line, text.encode() + b"\n")
+
+
+def is_wanted(arguments: Sequence[str]) -> bool:
+    """Whether this command is a run that its guard may start again, on a system where that is possible."""
+    is_run = sys.platform == "linux" and bool(arguments) and arguments[0] in _VERBS
+    return is_run and not {"--help", "run.max_restarts=0"} & set(arguments)
+
+
+def supervise(as_json: bool) -> Charge:
+    """Fork; return in the child only. The guard ends with the exit code of the last child.
+
+    A child that crashed (killed by a signal that nobody sends to ask for an end) is followed by another one,
+    when it has told what that one needs. Whether the run then really goes on is for the new child to judge.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of a killed child come to us
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+    death: Death | None = None
+    while True:
+        listen, tell = os.pipe()
+        guard, child = os.getpid(), os.fork()
+        if child == 0:
+            os.close(listen)
+            _begin(guard, mask)
+            return Charge(tell, death)
+        os.close(tell)
+        status, was_asked = _await_end(child)
+        told = _last_line(listen)
+        if not os.WIFSIGNALED(status):
+            raise SystemExit(os.waitstatus_to_exitcode(status))
+        _end_orphans()
+        death = Death(os.WTERMSIG(status), death.attempt + 1 if death is not None else 1, told)
+        if was_asked or death.number not in _CRASHES or not told:
+            _give_up(death, as_json)
+
+
+def _begin(guard: int, mask: Iterable[int]) -> None:
+    """Make this child die with its guard, and hear signals as usual."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != guard:  # it died before we could ask for that
+        os.kill(os.getpid(), signal.SIGKILL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _await_end(child: int) -> tuple[int, bool]:
+    """Pass signals on until the child has ended; return its status and whether anybody asked for the end."""
+    was_asked = False
+    while (status := _reap(child)) is None:
+        heard = signal.sigwaitinfo(_HEARD)
+        if heard.si_signo == signal.SIGCHLD:
+            continue
+        was_asked = True
+        if heard.si_code != _FROM_TERMINAL:
+            os.kill(child, heard.si_signo)
+    return status, was_asked
+
+
+def _reap(child: int) -> int | None:
+    """Clear away who has ended, orphans too; return the status of the child if it is among them."""
+    found = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if pid == 0:
+            return found
+        if pid == child:
+            found = status
+
+
+def _end_orphans() -> None:
+    """Kill what a killed child has left behind, children of its children included."""
+    give_up_s = time.monotonic() + _ORPHANS_LIMIT_S
+    while (left := _children()) and time.monotonic() < give_up_s:
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(_ORPHANS_POLL_S)
+        _reap(0)
+
+
+def _children() -> list[int]:
+    """Our children, zombies included: nobody but us clears them away, so their numbers are theirs."""
+    _reap(0)
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:  # a kernel without this list: what dies with its parent is all that is ended
+        return []
+
+
+def _last_line(listen: int) -> bytes:
+    """The last whole line that the child told, empty if none; closes our end."""
+    os.set_blocking(listen, False)
+    try:
+        lines = os.read(listen, _MOST_TOLD_BYTES).split(b"\n")
+    except BlockingIOError:  # nothing, and a process that the child forked still holds its end
+        lines = []
+    os.close(listen)
+    return lines[-2] if len(lines) > 1 else b""
+
+
+def _give_up(death: Death, as_json: bool) -> NoReturn:
+    text = f"the run was killed by {death.signal_name}"
+    if not death.told:
+        text += " before it began"
+    show_cursor()
+    os.write(2, f"error: {text}\n".encode())
+    if as_json:
+        import json
+
+        os.write(1, json.dumps({"ok": False, "error": text}).encode() + b"\n")
+    raise SystemExit(128 + death.number)
+
+
+def show_cursor() -> None:
+    """A killed live display leaves the terminal without its cursor, in the middle of a line: mend both."""
+    if os.isatty(1):
+        os.write(1, _SHOW_CURSOR)
+
+
+def _prctl(option: int, value: int) -> None:
+    import ctypes
+
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -1,0 +1,189 @@
+"""The Ray that a run uses: one that is there already, a cluster to join, or one of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import cloudpickle
+
+from offbeat.config.models import RayConfig
+from offbeat.errors import ConfigError
+from offbeat.runtime.ray_actors import Actor, Surroundings
+from offbeat.runtime.ray_import import ray
+from offbeat.runtime.ray_placement import Node, Place
+
+_BECAUSE = ("The actor is dead because", "The actor died because")
+_CONNECT_TIMEOUT_S = 0.5
+_JOIN_TIMEOUT_S = 5.0
+LIFE, STORE = "life", "store"
+"""Concurrency groups: what an actor answers beside its work."""
+_GROUPS = {LIFE: 2, STORE: 4}
+# A node that does not answer for about 5 s is dead; Ray's own default is about 30 s.
+_SEES_DEATH = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 2000,
+    "health_check_failure_threshold": 3,
+}
+
+
+class Cluster:
+    """Starts or joins Ray, and ends what it started."""
+
+    def __init__(self) -> None:
+        self._is_ours = False
+
+    def open(self, config: RayConfig, num_cpus: int) -> None:
+        """Use the Ray that is there, join ``config.address``, or start one with ``num_cpus`` or more."""
+        if ray.is_initialized():
+            return
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        if config.address is None:
+            options |= _own_ray(config, num_cpus)
+        else:
+            _check_address(config.address)
+            options |= {"address": config.address}
+        with _own_signal_handler(), _without_usage_reports():
+            try:
+                ray.init(**options)
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                raise ConfigError(_refusal(config, error)) from error
+        self._is_ours = True
+
+    def nodes(self) -> list[Node]:
+        """The nodes that are alive, the driver's first; one that does not answer is not among them."""
+        here = ray.get_runtime_context().get_node_id()
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        nodes = [
+            Node(node["NodeID"], node["NodeManagerAddress"], node["Resources"], node["NodeManagerPort"])
+            for node in alive
+        ]
+        nodes = [node for node in nodes if node.id == here or is_reachable(node)]
+        return sorted(nodes, key=lambda node: (node.id != here, node.name, node.id))
+
+    def close(self) -> None:
+        """Leave Ray, and end it if it was started here."""
+        if self._is_ours:
+            self._is_ours = False
+            ray.shutdown()
+
+
+def _own_ray(config: RayConfig, num_cpus: int) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "address": "local",
+        "include_dashboard": False,
+        # Actors of a run are few and wait for each other: more of them than cores must not wait for Ray.
+        "num_cpus": max(num_cpus, os.cpu_count() or 1),
+        "_system_config": _SEES_DEATH,
+    }
+    if config.object_store_mb is not None:
+        options["object_store_memory"] = config.object_store_mb * 2**20
+    return options
+
+
+def _check_address(address: str) -> None:
+    """Find out at once whether anybody listens: Ray itself would go on trying for minutes."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit():
+        return
+    try:
+        with socket.create_connection((host.removeprefix("ray://"), int(port)), _JOIN_TIMEOUT_S):
+            return
+    except OSError as error:
+        raise ConfigError(_no_ray_at(address, error)) from error
+
+
+def _refusal(config: RayConfig, error: Exception) -> str:
+    if config.address is None:
+        return f"a Ray of its own could not be started: {error}"
+    return _no_ray_at(config.address, error)
+
+
+def _no_ray_at(address: str, error: Exception) -> str:
+    return (
+        f"runtime.ray.address={address}: no Ray could be joined there ({error}). Start one with "
+        "`ray start --head`, or leave runtime.ray.address out for one on this machine"
+    )
+
+
+@contextlib.contextmanager
+def _own_signal_handler() -> Iterator[None]:
+    """Ray takes SIGTERM over when it starts; what it means is the run's to say."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def _without_usage_reports() -> Iterator[None]:
+    """A Ray of a run's own sends nothing to anybody, unless the environment says otherwise."""
+    name = "RAY_USAGE_STATS_ENABLED"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+def make_actor(kind: type[Actor], where: Place, surroundings: Surroundings, payload: Any) -> Any:
+    """Start an actor on its node, or on another when that is gone; return its handle."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    try:
+        packed = bytes(cloudpickle.dumps(payload))
+    except Exception as error:
+        raise ConfigError(
+            f"a role cannot be sent to a Ray actor ({error}): make it there with PerWorker(make), "
+            "or use runtime='threads'"
+        ) from error
+    named = dict(where.resources)
+    options: dict[str, Any] = {"num_cpus": named.pop("CPU", 0.0), "num_gpus": named.pop("GPU", 0.0)}
+    if "memory" in named:
+        options["memory"] = named.pop("memory")
+    options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(where.node.id, soft=True)
+    options |= {"max_restarts": 0, "max_task_retries": 0}  # the session decides what is replaced
+    actor = ray.remote(concurrency_groups=_GROUPS)(kind).options(**options, resources=named)
+    return actor.remote(surroundings, packed)
+
+
+def kill_actor(handle: Any) -> None:
+    """End an actor at once; nothing happens if it has ended."""
+    with contextlib.suppress(Exception):  # Ray itself may be gone
+        ray.kill(handle, no_restart=True)
+
+
+def is_reachable(node: Node) -> bool:
+    """Whether a node's Ray listens: the cluster itself takes seconds to notice that one has died."""
+    try:
+        with socket.create_connection((node.name, node.port), _CONNECT_TIMEOUT_S):
+            return True
+    except OSError:
+        return False
+
+
+def cause_of(error: BaseException) -> str:
+    """What happened, out of the page that Ray writes about it."""
+    if isinstance(error, ray.exceptions.ActorUnavailableError):
+        return "it cannot be reached (its node or process may have died)"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = next((line for line in lines if line.startswith(_BECAUSE)), "")
+    if not told:
+        return lines[0] if lines else type(error).__name__
+    if "Worker unexpectedly exits" in told:
+        return "its process ended unexpectedly (killed, out of memory, or crashed)"
+    return told.partition(" because ")[2]

@@ -1,0 +1,121 @@
+"""What the driver knows of each actor on Ray, of what it was asked, and of what is on its way from it."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+from offbeat.errors import LearnerLost
+from offbeat.runtime.ray_cluster import STORE, cause_of
+from offbeat.runtime.ray_import import ray
+from offbeat.runtime.ray_placement import Place
+from offbeat.runtime.supervision import Pulse
+from offbeat.types import RemoteData, Segment, StateTree, Ticket
+
+_FETCH_TIMEOUT_S = 60.0
+
+
+class HeldData(RemoteData):
+    """Data of a segment that is kept beside the learner."""
+
+    def __init__(self, keeper: Any, key: int) -> None:
+        self.key = key
+        self._keeper = keeper
+
+    def fetch(self) -> Any:
+        """Bring a copy here."""
+        asked = self._keeper.give.options(concurrency_group=STORE).remote([self.key])
+        try:
+            (data,) = ray.get(asked, timeout=_FETCH_TIMEOUT_S)
+        except ray.exceptions.RayError as error:
+            raise LearnerLost(
+                f"a segment kept beside the learner cannot be fetched: {cause_of(error)}"
+            ) from error
+        return copy.deepcopy(data)  # what Ray gives lies in memory that ends with it
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """An actor as the driver knows it. One that ``is_gone`` is not listened to any more."""
+
+    name: str
+    component: str
+    handle: Any
+    place: Place
+    started_s: float
+    is_up: bool = False
+    is_gone: bool = False
+    pid: int = 0
+    node_id: str = ""
+    pids: dict[str, int] = field(default_factory=dict)
+    methods: dict[str, Any] = field(default_factory=dict)
+    pulse: Pulse | None = None
+    num_pings: int = 0
+    asked_s: float = -math.inf
+    is_asked: bool = False
+
+    def ask(self, method: str, *args: Any, group: str | None = None, num_returns: int = 1) -> Any:
+        """Call a method of the actor, beside its other work when a ``group`` is named."""
+        if method not in self.methods:
+            options: dict[str, Any] = {"num_returns": num_returns}
+            if group is not None:
+                options["concurrency_group"] = group
+            self.methods[method] = getattr(self.handle, method).options(**options)
+        return self.methods[method].remote(*args)
+
+    def __str__(self) -> str:
+        return f"{self.name} (pid {self.pid} on {self.place.node.name})" if self.pid else self.name
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """A segment on its way to the learner's node."""
+
+    key: int
+    segment: Segment
+    state: StateTree | None
+    num_bytes: int
+    is_held: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """A collector's actor, what it was asked, and what comes from it.
+
+    Two tickets at most are with the actor, so that it never waits for a round trip; the others wait here.
+    """
+
+    number: int
+    part: Part
+    num_sent: int = 0
+    weights_version: int = -1
+    waiting: deque[Ticket] = field(default_factory=deque)
+    arriving: deque[Arrival] = field(default_factory=deque)
+
+
+@dataclass(slots=True, eq=False)
+class Evaluation:
+    """The evaluation that is asked for; it waits for its weights, then for the evaluator."""
+
+    version: int
+    part: Part
+
+
+def process_state(pid: int) -> tuple[float, bool]:
+    """Processor time that a process has used, and whether it is stopped."""
+    try:
+        process = psutil.Process(pid)
+        used = process.cpu_times()
+        return used.user + used.system, process.status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return 0.0, False  # it has ended: its next answer tells
+
+
+def how_it_ended(part: Part, error: BaseException) -> str:
+    """Say who was lost, and how."""
+    return f"{part} was lost: {cause_of(error)}"

@@ -1,0 +1,208 @@
+"""Which Ray node each actor of a run goes to, and a refusal in words when the nodes cannot hold them.
+
+Nothing here talks to Ray: nodes come in, places go out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from offbeat.errors import ConfigError
+from offbeat.runtime.base import Machines, Plan
+
+Role = Literal["learner", "store", "collector", "evaluator"]
+_SLACK = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine of the cluster and what it has in all; ``port`` is where its Ray listens.
+
+    Example: ``Node("a1f", "10.0.0.7", {"CPU": 8.0})``.
+    """
+
+    id: str
+    name: str
+    total: Mapping[str, float]
+    port: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What one actor needs; ``spread`` is its number among its role's nodes.
+
+    ``key`` is the setting that asks for its resources, ``gpu_key`` for its GPUs, ``count_key`` for as many
+    such actors.
+    """
+
+    component: str
+    role: Role
+    resources: Mapping[str, float]
+    key: str
+    gpu_key: str = ""
+    count_key: str = ""
+    spread: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an actor goes: a node, and what it takes there."""
+
+    node: Node
+    resources: Mapping[str, float]
+
+
+def asks_of(plan: Plan) -> list[Ask]:
+    """Everything the run may start, the learner first."""
+    ray = plan.machines.runtime.ray
+    asks = _learner_asks(plan.machines)
+    if plan.mode == "replay":
+        asks.append(Ask("store", "store", ray.store_resources, "runtime.ray.store_resources"))
+    asks += _collector_asks(plan.machines, plan.num_lanes)
+    if plan.evaluate is not None:
+        key = "runtime.ray.evaluator_resources"
+        asks.append(Ask("evaluator", "evaluator", ray.evaluator_resources, key))
+    return asks
+
+
+def _learner_asks(machines: Machines) -> list[Ask]:
+    """The learner's one node: one actor for all ranks, which are its children. Several: an actor a rank."""
+    trainer, ranks = machines.trainer, machines.learner.num_ranks
+    each, gpus = machines.runtime.ray.learner_resources, trainer.n_gpus_per_node
+    keys = ("runtime.ray.learner_resources", "trainer.n_gpus_per_node", "learner.num_ranks")
+    if trainer.nnodes == 1:
+        resources = {name: amount * ranks for name, amount in each.items()}
+        return [Ask("learner", "learner", _with_gpus(resources, float(gpus)), *keys)]
+    if ranks % trainer.nnodes:
+        raise ConfigError(
+            f"learner.num_ranks {ranks} does not divide by trainer.nnodes {trainer.nnodes}: change one"
+        )
+    on_node = ranks // trainer.nnodes
+    resources = _with_gpus(each, _share(gpus, on_node))
+    names = ("learner", *(f"learner_rank_{rank}" for rank in range(1, ranks)))
+    return [Ask(name, "learner", resources, *keys, rank // on_node) for rank, name in enumerate(names)]
+
+
+def _collector_asks(machines: Machines, num_lanes: int) -> list[Ask]:
+    nodes, gpus = machines.rollout.nnodes, machines.rollout.n_gpus_per_node
+    keys = ("runtime.ray.collector_resources", "rollout.n_gpus_per_node", "runtime.num_workers")
+    asks = []
+    for lane in range(num_lanes):
+        on_node = len(range(lane % nodes, num_lanes, nodes))
+        resources = _with_gpus(machines.runtime.ray.collector_resources, _share(gpus, on_node))
+        asks.append(Ask(f"collector_{lane}", "collector", resources, *keys, lane % nodes))
+    return asks
+
+
+def _share(num_gpus: int, sharers: int) -> float:
+    """GPUs for each of those who share a node's: whole ones, or an equal part of one that packs."""
+    if num_gpus == 0:
+        return 0.0
+    if num_gpus >= sharers:
+        return float(num_gpus // sharers)
+    return math.floor(1e4 / math.ceil(sharers / num_gpus)) / 1e4
+
+
+def _with_gpus(resources: Mapping[str, float], gpus: float) -> dict[str, float]:
+    return {**resources, "GPU": gpus} if gpus else dict(resources)
+
+
+def cpus_of(asks: Iterable[Ask]) -> int:
+    """Processors that all actors together ask for, rounded up."""
+    return math.ceil(sum(ask.resources.get("CPU", 0.0) for ask in asks) - _SLACK)
+
+
+def place(asks: Sequence[Ask], nodes: Sequence[Node], plan: Plan) -> dict[str, Place]:
+    """Give each actor a node, the first node before the others; refuse what the nodes cannot hold.
+
+    An evaluator without room is left out: it costs evaluations beside training, not the run.
+    """
+    wanted = {"learner": plan.machines.trainer.nnodes, "collector": plan.machines.rollout.nnodes}
+    pools: dict[Role, list[Node]] = {}
+    left = {node.id: dict(node.total) for node in nodes}
+    places: dict[str, Place] = {}
+    for ask in asks:
+        if ask.role not in pools:
+            pools[ask.role] = _pool(ask, nodes, wanted.get(ask.role, 1))
+        chosen = pools[ask.role][ask.spread : ask.spread + 1]
+        room = (node for node in (*chosen, *nodes) if _fits(ask.resources, left[node.id]))
+        node = next(room, None)
+        if node is not None:
+            places[ask.component] = Place(node, ask.resources)
+            for name, amount in ask.resources.items():
+                left[node.id][name] = left[node.id].get(name, 0.0) - amount
+        elif ask.role != "evaluator":
+            raise ConfigError(_no_room(ask, asks, nodes, len(places)))
+    return places
+
+
+def another_place(lost: Place, others: Iterable[Place], nodes: Sequence[Node]) -> Place:
+    """Where an actor goes whose node is gone: where most is left, or as it was if there is room nowhere."""
+    left = {node.id: dict(node.total) for node in nodes}
+    for taken in others:
+        for name, amount in taken.resources.items() if taken.node.id in left else ():
+            left[taken.node.id][name] = left[taken.node.id].get(name, 0.0) - amount
+    fitting = [node for node in nodes if _fits(lost.resources, left[node.id])]
+    best = max(fitting, key=lambda node: left[node.id].get("CPU", 0.0), default=lost.node)
+    return Place(best, lost.resources)
+
+
+def _pool(ask: Ask, nodes: Sequence[Node], num_nodes: int) -> list[Node]:
+    """The nodes of a role: those that could hold one of its actors, in order."""
+    fitting = [node for node in nodes if _fits(ask.resources, node.total)]
+    if ask.role == "evaluator" or len(fitting) >= num_nodes:
+        return fitting[:num_nodes]
+    if not fitting:
+        raise ConfigError(_missing(ask, nodes))
+    key = "trainer.nnodes" if ask.role == "learner" else "rollout.nnodes"
+    raise ConfigError(
+        f"{key}={num_nodes} asks for {num_nodes} nodes, but Ray has {len(fitting)} that could hold "
+        f"{_in_words(ask.resources)}: lower {key}, or add nodes (`ray start --address=HEAD`) and set "
+        "runtime.ray.address"
+    )
+
+
+def _fits(resources: Mapping[str, float], room: Mapping[str, float]) -> bool:
+    return all(amount <= room.get(name, 0.0) + _SLACK for name, amount in resources.items())
+
+
+def _missing(ask: Ask, nodes: Sequence[Node]) -> str:
+    """Why no node can hold even one such actor, and what to do about it."""
+    most = {name: max((node.total.get(name, 0.0) for node in nodes), default=0.0) for name in ask.resources}
+    lacking = [name for name, amount in ask.resources.items() if amount > most[name] + _SLACK]
+    lines = [f"{name}: {ask.resources[name]:g} asked, at most {most[name]:g} on a node" for name in lacking]
+    if not lines:
+        lines = ["no single node has all of it"]
+    keys = " and ".join(dict.fromkeys(ask.gpu_key if name == "GPU" else ask.key for name in lacking))
+    return (
+        f"{ask.component} asks for {_in_words(ask.resources)}, which no node of Ray has "
+        f"({'; '.join(lines)}). {_totals(nodes)}. Lower {keys or ask.key}, or set runtime.ray.address to a "
+        "cluster that has it (named resources come from `ray start --resources`)"
+    )
+
+
+def _no_room(ask: Ask, asks: Sequence[Ask], nodes: Sequence[Node], placed: int) -> str:
+    alike = sum(other.role == ask.role for other in asks)
+    keys = " or ".join(key for key in (ask.count_key, ask.key, "GPU" in ask.resources and ask.gpu_key) if key)
+    return (
+        f"{alike} x {ask.role} with {_in_words(ask.resources)} each do not fit: there is room for {placed} "
+        f"actors of the run, and none for {ask.component}. {_totals(nodes)}. Lower {keys}, or add nodes"
+    )
+
+
+def _totals(nodes: Sequence[Node]) -> str:
+    listed = (f"{node.name}: {_in_words(_plain(node.total))}" for node in nodes)
+    return f"Ray has {len(nodes)} node(s): {'; '.join(listed)}"
+
+
+def _plain(total: Mapping[str, float]) -> dict[str, float]:
+    """Without what Ray adds for itself."""
+    hidden = ("node:", "memory", "object_store_memory", "accelerator_type:")
+    return {name: amount for name, amount in total.items() if not name.startswith(hidden)}
+
+
+def _in_words(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {amount:g}" for name, amount in resources.items()) or "nothing"
