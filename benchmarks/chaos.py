@@ -7,9 +7,9 @@ moments, ``--kills-per-minute`` times a minute. A share of them (``--stop-share`
 instead: such a worker keeps its ticket, and no more than k rounds later training has to wait for it, until
 its missing heartbeat gives it away. That makes it the dearest of all faults.
 
-The environment is LunarLander-v3: its physics keep a processor busy (some 6,000 steps a second and core), so
-collecting takes most of the time, as in real runs, and a lost collector is missed. In CartPole a segment
-takes milliseconds and the learner would hide the loss of any collector.
+The environment is LunarLander-v3: its physics keep processors busy (some 18,000 steps per processor second,
+training included), so collecting takes most of the time, as in real runs, and a lost collector is missed. In
+CartPole a segment takes milliseconds and the learner would hide the loss of any collector.
 
 Throughput is in environment steps that were trained, from a few seconds after the first round to the request
 to stop, means of the runs of a kind. Beside it, without a bar, steps per processor second of all processes,

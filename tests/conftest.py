@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,22 @@ def small_run(tmp_path: Path) -> Callable[..., Any]:
         return offbeat.train("cartpole-ppo", overrides=settings, **options)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def shared_ray() -> Iterator[None]:
+    """One Ray for the runs of a module: each uses it and leaves it alone."""
+    ray = pytest.importorskip("ray")
+    ray.init(
+        address="local",
+        num_cpus=8,
+        num_gpus=0,
+        include_dashboard=False,
+        log_to_driver=False,
+        _node_ip_address="127.0.0.1",
+    )
+    yield
+    ray.shutdown()
 
 
 @pytest.fixture(autouse=True)

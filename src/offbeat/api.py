@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 _RESUMABLE = (
     "run.rounds",
     "run.stop_return",
+    "run.max_restarts",
+    "run.restart_delay_s",
+    "run.on_nan",
+    "run.explosion_factor",
     "async_training.",
     "runtime.",
     "learner.",
@@ -113,6 +117,7 @@ def resume(
     directory = _existing(run_dir)
     _check_resumable(overrides)
     config = load_config(directory / "config.yaml", overrides or ())
+    _check_ranks(config)
     if overrides:
         _change_config(directory, config, overrides)
     return _run(config, directory, _recorded_name(directory, config), callbacks, resumed=True)
@@ -125,7 +130,7 @@ def _change_config(
     manager = CheckpointManager(directory / "checkpoints")
     version = manager.load().version if manager.versions() else 0
     for path in directory.glob(_UNTIL.format("*")):
-        if int(path.stem.rpartition("-")[2]) >= version:
+        if _until(path) >= version:
             path.unlink()  # of rounds that are trained again
     before = (directory / "config.yaml").read_text()
     if version > 0:
@@ -155,7 +160,7 @@ def replay_run(run_dir: str | Path) -> ReplayReport:
     earlier = sorted(directory.glob(_UNTIL.format("*")))
     configs = [load_config(path) for path in (*earlier, directory / "config.yaml")]
     pipelines = [_pipeline(config, directory, "", ()) for config in configs]
-    changes = [int(path.stem.rpartition("-")[2]) for path in earlier]
+    changes = [_until(path) for path in earlier]
     later = [(version, pipeline.plan()) for version, pipeline in zip(changes, pipelines[1:], strict=True)]
     with _few_threads(configs[0]):
         return pipelines[0].replay(later)
@@ -185,7 +190,7 @@ def _run(
     resumed: bool = False,
 ) -> Result:
     goal = _StopAtReturn(config.run.stop_return, _had_reached(run_dir, config) if resumed else False)
-    pipeline = _pipeline(config, run_dir, name, (*callbacks, goal))
+    pipeline = _pipeline(config, run_dir, name, (*callbacks, goal, _EarlierSettings(run_dir)))
     with _few_threads(config), _stopping_on_signals(pipeline) as interrupted:
         report = (pipeline.resume if resumed else pipeline.run)(config.run.rounds)
     return _result(config, run_dir, report, bool(interrupted))
@@ -219,6 +224,26 @@ def _had_reached(run_dir: Path, config: RunConfig) -> bool:
     return len(returns) >= 100 and sum(returns) / len(returns) >= config.run.stop_return
 
 
+class _EarlierSettings(Callback):
+    """Keeps the files of earlier settings true when a run goes back behind the point where they changed."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+
+    def on_start(self, info: RunInfo) -> None:
+        if info.resumed_from is None:
+            return
+        later = [path for path in self._run_dir.glob(_UNTIL.format("*")) if _until(path) > info.resumed_from]
+        for path in sorted(later)[1:]:
+            path.unlink()  # of rounds that are trained again
+        for path in sorted(later)[:1]:
+            path.replace(self._run_dir / _UNTIL.format(f"{info.resumed_from:08d}"))
+
+
+def _until(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])
+
+
 class _StopAtReturn(Callback):
     """Ends the run once the mean return of the last 100 training episodes reaches a goal."""
 
@@ -242,11 +267,7 @@ class _StopAtReturn(Callback):
 
 def _try_out(config: RunConfig) -> None:
     """Find out what only a try can tell, before the run leaves any trace."""
-    if config.learner.num_ranks > 1 and not _roles(config).data_parallel:
-        raise ConfigError(
-            f"learner.num_ranks is {config.learner.num_ranks}, but the algorithm {config.algorithm.name!r} "
-            "does not train in several processes (Roles.data_parallel): set learner.num_ranks to 1"
-        )
+    _check_ranks(config)
     check = algorithms.find(config.algorithm.name).check
     if check is None:
         return
@@ -254,6 +275,14 @@ def _try_out(config: RunConfig) -> None:
         check(config)
     except EnvError as error:
         raise ConfigError(str(error)) from error
+
+
+def _check_ranks(config: RunConfig) -> None:
+    if config.learner.num_ranks > 1 and not _roles(config).data_parallel:
+        raise ConfigError(
+            f"learner.num_ranks is {config.learner.num_ranks}, but the algorithm {config.algorithm.name!r} "
+            "does not train in several processes (Roles.data_parallel): set learner.num_ranks to 1"
+        )
 
 
 def _roles(config: RunConfig) -> Roles:

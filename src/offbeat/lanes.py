@@ -42,6 +42,7 @@ class Lanes:
         self._dial = dial
         self._budget = RestartBudget(runtime)
         self.starts = [LaneStart() for _ in range(runtime.num_workers)]
+        self.rollbacks = 0  # times the run went back to collect other samples
         self.losses: list[Loss] = []
         self._tickets: dict[int, list[int]] = {}  # lane -> tickets it has, in order
         self._busy_since_s: dict[int, float] = {}  # lane -> since when the first of them runs
@@ -149,15 +150,19 @@ class Lanes:
 
     # ------------------------------------------------------------ saving
 
-    def state_dict(self) -> list[dict[str, Any]]:
+    def state_dict(self) -> dict[str, Any]:
         """Where each lane goes on."""
-        return [{"incarnation": start.incarnation, "state": start.state} for start in self.starts]
+        starts = [{"incarnation": start.incarnation, "state": start.state} for start in self.starts]
+        return {"starts": starts, "rollbacks": self.rollbacks}
 
-    def load_state_dict(self, state: Sequence[dict[str, Any]], anew: bool) -> None:
-        """Go on from saved states, or ``anew``: with other environments than the saved ones."""
-        for lane, saved in enumerate(state[: len(self.starts)]):
-            start = LaneStart(saved["incarnation"], None if anew else saved["state"])
-            self.starts[lane] = revived(start)
+    def load_state_dict(self, state: dict[str, Any], rollback: int) -> None:
+        """Go on from saved states; with ``rollback`` (its number) anew, with other seeds than ever before."""
+        self.rollbacks = state["rollbacks"] + rollback
+        for lane, saved in enumerate(state["starts"][: len(self.starts)]):
+            if rollback:
+                self.starts[lane] = LaneStart(saved["incarnation"] + rollback)
+            else:
+                self.starts[lane] = revived(LaneStart(saved["incarnation"], saved["state"]))
 
 
 def revived(start: LaneStart) -> LaneStart:

@@ -114,7 +114,8 @@ class Pipeline:
                     if chance is None:
                         raise
                     beginning = chance
-            recovery.pause()
+                    self._requests.extendleft(reversed(session.standing_requests))
+            recovery.pause(self._requests)
 
     def replay(self, later: Sequence[tuple[int, Plan]] = ()) -> ReplayReport:
         """Repeat the run in ``run_dir`` serially and compare the weights with its newest checkpoint's.

@@ -38,7 +38,7 @@ from offbeat.observe.system import SystemMonitor
 from offbeat.pacing import Coordinator
 from offbeat.pacing.messages import DialTurned, Event, Finish, Signals
 from offbeat.replaying import Arrival, Round
-from offbeat.runtime.base import EvalEnded, Health, LaneStart, RoundDone
+from offbeat.runtime.base import EvalEnded, Health, RoundDone
 from offbeat.runtime.supervision import Wait
 from offbeat.types import Array, Batch, Metrics, Segment, StateTree, Ticket
 
@@ -188,6 +188,7 @@ class Recorder:
     def close(self, error: BaseException | None, going_on: Restart | None = None) -> None:
         """Say how it ended and close the files, however it ended; ``going_on``: it is begun again."""
         reason = self._finish.reason if self._finish is not None else str(error)
+        reason = reason if going_on is None else going_on.reason
         version, seconds = self._coordinator.version, perf_counter() - self._begun_s
         try:
             self._tell_faults()
@@ -265,13 +266,13 @@ class Recorder:
             self._issued_at_s[ticket.number] = now_s
             self._ticket("issued", ticket, None)
 
-    def segment(self, segment: Segment, num_bytes: int, lane: LaneStart) -> None:
-        """A segment arrived."""
+    def segment(self, segment: Segment, num_bytes: int, incarnation: int, rollbacks: int) -> None:
+        """A segment arrived, from a collector of this incarnation."""
         self._meter.arrived(segment, num_bytes, perf_counter())
         ticket = segment.ticket
         if self._files is not None:
-            arrival = Arrival(ticket.number, ticket.lane, ticket.version, ticket.deadline, lane.incarnation)
-            self._files.schedule.append(arrival.to_record())
+            made = (ticket.number, ticket.lane, ticket.version, ticket.deadline)
+            self._files.schedule.append(Arrival(*made, incarnation, rollbacks).to_record())
         if self._options.dial.enable_async_debug_log:
             issued_at_s = self._issued_at_s.get(ticket.number, perf_counter())
             self._ticket("arrived", ticket, perf_counter() - issued_at_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -11,8 +12,13 @@ from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
 from offbeat.config.models import RunSection
 from offbeat.errors import CheckpointError, DivergedError, LearnerLost, OffbeatError
 from offbeat.lanes import Loss
+from offbeat.pacing.messages import Event, StopRequested
 from offbeat.recording import Restart
 from offbeat.session import Beginning, Report, Session
+
+LONGEST_PAUSE_S = 30.0
+"""However often a run was restarted, it waits no longer than this for the next start."""
+_LOOK_EVERY_S = 0.1
 
 
 class Recovery:
@@ -34,8 +40,10 @@ class Recovery:
     def after(self, error: OffbeatError, session: Session) -> Beginning | None:
         """Where to go on after this error; None: nowhere, it ends the run."""
         is_rollback = isinstance(error, DivergedError)
-        if self._attempts >= self._settings.max_restarts or (
-            is_rollback and self._settings.on_nan != "rollback"
+        if (
+            session.is_to_stop
+            or self._attempts >= self._settings.max_restarts
+            or (is_rollback and self._settings.on_nan != "rollback")
         ):
             return None
         if not isinstance(error, LearnerLost) and not is_rollback:
@@ -49,7 +57,7 @@ class Recovery:
         kind: Literal["rollback", "restart"] = "rollback" if is_rollback else "restart"
         session.go_on(Restart(kind, saved.version, str(error), self._attempts, self._settings.max_restarts))
         self._losses += [*session.losses, Loss("learner", str(error), session.version)]
-        return Beginning(saved, resumed=True, other_samples=is_rollback)
+        return Beginning(saved, resumed=True, rollback=self._attempts if is_rollback else 0)
 
     def _checkpoint(self, is_rollback: bool) -> LoadedCheckpoint | None:
         if self._run_dir is None:
@@ -57,19 +65,33 @@ class Recovery:
         manager = CheckpointManager(self._run_dir / "checkpoints")
         try:
             saved = manager.load()
-            if is_rollback:
-                if saved.version == self._went_back_to and len(manager.versions()) > 1:
-                    saved = manager.load(manager.versions()[-2])
-                    manager.forget_after(saved.version)
-                self._went_back_to = saved.version
         except CheckpointError:
             return None
+        if is_rollback:
+            if saved.version == self._went_back_to and (older := _newest_before(manager, saved.version)):
+                saved = older
+                manager.forget_after(saved.version)
+            self._went_back_to = saved.version
         return saved
 
-    def pause(self) -> None:
-        """Wait before the run is begun again, longer each time."""
-        time.sleep(self._settings.restart_delay_s * 2.0 ** (self._attempts - 1))
+    def pause(self, requests: Collection[Event]) -> None:
+        """Wait before the run is begun again, longer each time, but not when it is asked to stop."""
+        delay_s = min(self._settings.restart_delay_s * 2.0 ** (self._attempts - 1), LONGEST_PAUSE_S)
+        until_s = time.monotonic() + delay_s
+        while (left_s := until_s - time.monotonic()) > 0:
+            if any(isinstance(request, StopRequested) for request in requests):
+                return
+            time.sleep(min(left_s, _LOOK_EVERY_S))
 
     def complete(self, report: Report) -> Report:
         """The report of the last session, with what earlier ones lost."""
         return replace(report, losses=(*self._losses, *report.losses), restarts=self._attempts)
+
+
+def _newest_before(manager: CheckpointManager, version: int) -> LoadedCheckpoint | None:
+    for older in reversed([one for one in manager.versions() if one < version]):
+        try:
+            return manager.load(older)
+        except CheckpointError:
+            continue
+    return None

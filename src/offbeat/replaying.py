@@ -9,7 +9,7 @@ from typing import Any
 from offbeat.errors import ReplayError
 from offbeat.roles import Learner
 from offbeat.runtime.base import CollectorRunner, LaneStart, Plan, close_learner, make_runner
-from offbeat.seeding import derive_seed
+from offbeat.seeding import derive_seed, reseed
 from offbeat.types import Batch, Segment, Ticket
 
 
@@ -22,6 +22,7 @@ class Arrival:
     version: int
     deadline: int
     incarnation: int
+    rollbacks: int = 0
 
     def to_record(self) -> dict[str, Any]:
         """A line of ``schedule.jsonl``."""
@@ -128,7 +129,7 @@ class Replayer:
         if runner is None or incarnation != arrival.incarnation:
             runner = make_runner(self._plan.lane(arrival.lane, LaneStart(arrival.incarnation)))
             self._runners[arrival.lane] = (arrival.incarnation, runner)
-        seed = derive_seed(self._plan.seed, "collect", arrival.ticket)
+        seed = reseed(derive_seed(self._plan.seed, "collect", arrival.ticket), arrival.rollbacks)
         ticket = Ticket(arrival.ticket, arrival.lane, arrival.version, arrival.deadline, seed)
         return runner.run(ticket, weights, None)
 

@@ -13,3 +13,8 @@ def derive_seed(run_seed: int, role: str, *counters: int) -> int:
     text = f"{run_seed}/{role}/" + "/".join(map(str, counters))
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def reseed(seed: int, rollbacks: int) -> int:
+    """The seed of a ticket after a run went back this many times to collect other samples."""
+    return seed if rollbacks == 0 else derive_seed(seed, "rollback", rollbacks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
@@ -75,7 +75,7 @@ from offbeat.runtime.inline import InlineRuntime
 from offbeat.runtime.processes import ProcessRuntime
 from offbeat.runtime.supervision import LossWatch, Wait, describe_stall
 from offbeat.runtime.threads import ThreadRuntime
-from offbeat.seeding import derive_seed
+from offbeat.seeding import derive_seed, reseed
 from offbeat.types import Batch, Metrics, StateTree, Ticket
 
 _POLL_S = 0.25
@@ -150,13 +150,13 @@ class Job:
 class Beginning:
     """Where a session begins: anew, or from a checkpoint (None: the run was killed before its first one).
 
-    ``other_samples``: what was collected and not trained is thrown away and collectors start anew, so that a
-    run that diverged does not diverge again.
+    ``rollback`` is its number when the run goes back because it diverged: what was collected and not trained
+    is then thrown away, and collectors start anew with other seeds.
     """
 
     saved: LoadedCheckpoint | None = None
     resumed: bool = False
-    other_samples: bool = False
+    rollback: int = 0
 
 
 class Session:
@@ -164,8 +164,7 @@ class Session:
 
     def __init__(self, job: Job, beginning: Beginning) -> None:
         self._job = job
-        self._beginning = beginning
-        self._saved = beginning.saved
+        self._beginning: Beginning | None = beginning  # until it has begun: checkpoints can be large
         self._settings = job.settings
         self._coordinator = Coordinator(job.pace)
         self._runtime = _RUNTIMES[self._settings.runtime.kind]()
@@ -185,6 +184,8 @@ class Session:
         self._finish: Finish | None = None
         self._lock: RunLock | None = None
         self._going_on: Restart | None = None
+        self.is_to_stop = False
+        self.standing_requests: list[Event] = []
 
     # ------------------------------------------------------------ life
 
@@ -221,25 +222,29 @@ class Session:
         if self._job.plan.log_dir is not None:
             self._job.plan.log_dir.mkdir(parents=True, exist_ok=True)
             self._lock = RunLock(self._job.plan.log_dir.parent)
-        if self._saved is not None:
-            self._restore(self._saved)
-        state = self._saved.parts["learner"] if self._saved is not None else None
-        self._runtime.start(self._job.plan, self._lanes.starts, state)
-        self._recorder.begin(self._saved, self._beginning.resumed, self._job.control)
+        assert self._beginning is not None
+        beginning, self._beginning = self._beginning, None
+        saved = beginning.saved
+        if saved is not None:
+            self._restore(saved, beginning.rollback)
+        try:
+            learner_state = saved.parts["learner"] if saved is not None else None
+            self._runtime.start(self._job.plan, self._lanes.starts, learner_state)
+        finally:  # after the processes were started, which takes time; also when that failed
+            self._recorder.begin(saved, beginning.resumed, self._job.control)
         for lane in range(len(self._lanes.starts)):
             self._recorder.health(collector_name(lane), "starting")
-        if self._saved is not None and any(start.state is None for start in self._lanes.starts):
+        if saved is not None and any(start.state is None for start in self._lanes.starts):
             self._recorder.notice(
                 "collectors without a saved state start anew: their running episodes restart"
             )
         self._perform(self._coordinator.start(perf_counter()))
 
-    def _restore(self, saved: LoadedCheckpoint) -> None:
-        anew = self._beginning.other_samples
-        if not anew:
+    def _restore(self, saved: LoadedCheckpoint, rollback: int) -> None:
+        if not rollback:
             self._store.load_state_dict(saved.parts["store"])
         self._coordinator.load_state_dict(saved.parts["coordinator"], self._store.ready())
-        self._lanes.load_state_dict(saved.parts["collectors"], anew)
+        self._lanes.load_state_dict(saved.parts["collectors"], rollback)
 
     def step(self) -> None:
         """Wait for something to happen, or for a time the coordinator asked for, and deal with it."""
@@ -249,11 +254,12 @@ class Session:
             self._shift_deadlines(away_s)
         for happening in happened:
             self._progress_s = perf_counter()
-            if self._finish is None or isinstance(happening, SnapshotTaken | Broken):
+            if self._finish is None or isinstance(happening, SnapshotTaken | LearnerDown | Broken):
                 self._take(happening)
         while self._job.requests:
             request = self._job.requests.popleft()
             self._recorder.requested(request)
+            self._keep_request(request)
             if isinstance(request, StopRequested) and request.within_s is not None:
                 self._stop_by_s = min(self._stop_by_s, perf_counter() + request.within_s)
             if self._finish is None:
@@ -262,6 +268,13 @@ class Session:
             self._tell(Clock())
         self._start_lanes()
         self._check_deadlines(asked_s)
+
+    def _keep_request(self, request: Event) -> None:
+        """What was asked for holds for the whole run, also when it is begun again."""
+        if isinstance(request, StopRequested):
+            self.is_to_stop = True
+        else:
+            self.standing_requests.append(request)
 
     def report(self) -> Report:
         """Sum the run up."""
@@ -334,7 +347,7 @@ class Session:
         segment, lane = happening.segment, happening.segment.ticket.lane
         start = self._lanes.arrived(lane, segment.ticket.number, happening.state, perf_counter())
         self._store.add(segment)
-        self._recorder.segment(segment, happening.num_bytes, start)
+        self._recorder.segment(segment, happening.num_bytes, start.incarnation, self._lanes.rollbacks)
         self._tell(SegmentArrived(segment.ticket.number, segment.oldest_version))
 
     def _round_done(self, happening: RoundDone) -> None:
@@ -395,10 +408,10 @@ class Session:
                 case Publish(version):
                     self._publish_by_s = perf_counter() + self._settings.async_training.sync_timeout
                     self._runtime.publish(version)
-                case Evaluate(version, blocking):
+                case Evaluate(version):
                     seed = derive_seed(self._job.plan.seed, "evaluate", version)
                     self._evaluating = (version, perf_counter() + self._settings.eval.timeout_s)
-                    self._runtime.evaluate(version, seed, blocking)
+                    self._runtime.evaluate(version, seed)
                 case Checkpoint(version):
                     self._checkpoint(version)
                 case Finish():
@@ -408,18 +421,23 @@ class Session:
                         self._ask_for_snapshot(self._coordinator.version, None)
 
     def _issue(self, ticket: Ticket) -> None:
+        ticket = replace(ticket, seed=reseed(ticket.seed, self._lanes.rollbacks))
         self._lanes.issued(ticket.lane, ticket.number, perf_counter())
         self._recorder.issued(ticket)
         self._runtime.collect(ticket)
 
     def _checkpoint(self, version: int) -> None:
         """Keep everything but the learner as it is now, until the learner's snapshot is there."""
-        parts = {
-            "coordinator": self._coordinator.state_dict(),
-            "collectors": self._lanes.state_dict(),
-            "store": self._store.state_dict(),
-            **self._recorder.state_dict(),
-        }
+        try:
+            parts = {
+                "coordinator": self._coordinator.state_dict(),
+                "collectors": self._lanes.state_dict(),
+                "store": self._store.state_dict(),
+                **self._recorder.state_dict(),
+            }
+        except CheckpointError as error:
+            self._recorder.notice(f"checkpoint of version {version} failed: {error}")
+            return
         self._ask_for_snapshot(version, parts)
 
     def _ask_for_snapshot(self, version: int, parts: dict[str, StateTree] | None) -> None:
@@ -463,10 +481,6 @@ class Session:
 
     def _give_up_evaluation(self, version: int) -> None:
         limit = f"took more than {self._settings.eval.timeout_s:g} s (eval.timeout_s)"
-        is_blocking = not self._settings.async_training.enable_async_eval
-        is_last = self._coordinator.version >= self._job.pace.rounds
-        if is_blocking and not (is_last and self._snapshot_version == version):
-            raise self._stalled(f"the evaluation of version {version}, which training waits for, {limit}")
         self._runtime.give_up_evaluation(version, f"the evaluation of version {version} {limit}")
 
     def _stalled(self, headline: str) -> StallError:

@@ -19,9 +19,11 @@ import pytest
 
 import offbeat
 from offbeat.checkpoint import files
+from offbeat.config.models import EvalConfig
 from offbeat.errors import CollectError, OffbeatError, ReplayError
 from offbeat.observe.callbacks import RoundInfo
 from offbeat.observe.events import read_events, read_rounds, read_schedule
+from offbeat.pipeline import Settings
 from tests.conftest import SMALL, is_worker
 
 Run = Callable[..., Any]
@@ -145,7 +147,7 @@ def test_signal_checkpoints_and_says_how_to_resume(number: int, tmp_path: Path) 
     assert saved[-1] == read_rounds(directory / "events.jsonl")[-1]["version"]
 
 
-@pytest.mark.parametrize("degree", [0, 3])
+@pytest.mark.parametrize("degree", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_killing_workers_from_outside_keeps_every_promise(degree: int, tmp_path: Path) -> None:
     directory = tmp_path / "chaos"
     process = start(directory, "run.rounds=150", f"async_training.off_policy_degree={degree}")
@@ -178,8 +180,8 @@ def kill_evaluator(process: subprocess.Popen[bytes]) -> psutil.Process:
 
 def test_killed_evaluator_never_stops_training(tmp_path: Path) -> None:
     directory = tmp_path / "evaluator"
-    slow = ["eval.episodes=200", "eval.num_envs=1", "eval.interval_rounds=10"]
-    process = start(directory, "run.rounds=150", "async_training.enable_async_eval=true", *slow)
+    slow = ["eval.episodes=60", "eval.num_envs=1", "eval.interval_rounds=10"]
+    process = start(directory, "run.rounds=100", "async_training.enable_async_eval=true", *slow)
     wait_for_rounds(directory, 5, process)
     evaluator = kill_evaluator(process)
     assert process.wait(timeout=90) == 0
@@ -192,7 +194,36 @@ def test_killed_evaluator_never_stops_training(tmp_path: Path) -> None:
     assert "SIGKILL" in events[failed[0]]["text"]
     assert any(event["kind"] == "eval" for event in events[failed[0] :]), "the next one has a new process"
     assert not lost(directory), "no collector was hit"
-    assert len(read_rounds(directory / "events.jsonl")) == 150
+    assert len(read_rounds(directory / "events.jsonl")) == 100
+
+
+def test_evaluation_that_kills_its_process_costs_itself_only(tmp_path: Path) -> None:
+    """Also where training waits for the evaluation."""
+
+    def evaluate(weights: Any) -> float:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        return 1.0
+
+    class Keep(offbeat.Callback):
+        def __init__(self) -> None:
+            self.notices: list[str] = []
+
+        def on_notice(self, text: str) -> None:
+            self.notices.append(text)
+
+    keep = Keep()
+    report = offbeat.Pipeline(
+        collect=lambda ticket, weights: ticket.seed,
+        train=lambda batch: None,
+        weights=lambda: 0,
+        evaluate=evaluate,
+        runtime="processes",
+        settings=Settings(eval=EvalConfig(interval_rounds=2)),
+        callbacks=[keep],
+    ).run(rounds=4)
+    assert report.version == 4
+    assert len(keep.notices) == 2
+    assert all("SIGSEGV" in text for text in keep.notices)
 
 
 def test_asynchronous_run_killed_half_way_can_be_resumed_and_replayed(tmp_path: Path) -> None:

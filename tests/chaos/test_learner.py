@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import offbeat
 from offbeat import Batch, Callback, PerWorker, Pipeline, Ticket
 from offbeat.config.models import AsyncTrainingConfig, CheckpointConfig, RunSection, RuntimeConfig
 from offbeat.errors import DivergedError, StallError, TrainError
-from offbeat.observe.callbacks import FinishInfo
+from offbeat.observe.callbacks import FinishInfo, RoundInfo, RunInfo
 from offbeat.observe.events import read_events, read_rounds
 from offbeat.pipeline import Settings
 
+Run = Callable[..., Any]
 CHECKPOINTS = CheckpointConfig(interval_rounds=2, interval_s=None)
 
 
@@ -163,25 +166,152 @@ def test_nan_halts_the_run_and_is_never_saved(loss: float, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("degree", [0, 2])
-def test_rollback_goes_back_and_collects_other_samples(degree: int, tmp_path: Path) -> None:
+def test_rollback_goes_back_and_can_be_replayed(degree: int, tmp_path: Path) -> None:
     run = RunSection(on_nan="rollback", restart_delay_s=0.0)
     fault = once(tmp_path / "diverged", 7, lambda: float("nan"))
     report = pipeline(tmp_path / "run", fault, run, degree=degree).run(12)
-    healthy = pipeline(tmp_path / "healthy", lambda version: 0.0, degree=0).run(12)
     assert report.version == 12 and report.restarts == 1
     assert report.max_staleness <= degree
-    assert report.digest != healthy.digest, "the samples after the rollback are others"
     (event,) = [e for e in read_events(tmp_path / "run" / "events.jsonl") if e["kind"] == "rollback"]
     assert event["version"] == 6
     assert pipeline(tmp_path / "run", fault, run, degree=degree).replay().identical
 
 
+def diverge_at_7(version: int) -> float:
+    return float("nan") if version == 7 else 0.0
+
+
+def rollbacks(run_dir: Path) -> list[int]:
+    """The versions that a run went back to."""
+    return [e["version"] for e in read_events(run_dir / "events.jsonl") if e["kind"] == "rollback"]
+
+
 def test_run_that_keeps_diverging_goes_further_back_and_ends(tmp_path: Path) -> None:
     run = RunSection(on_nan="rollback", restart_delay_s=0.0, max_restarts=2)
     with pytest.raises(DivergedError):
-        pipeline(tmp_path / "run", lambda version: float("nan") if version == 7 else 0.0, run).run(12)
-    back = [e["version"] for e in read_events(tmp_path / "run" / "events.jsonl") if e["kind"] == "rollback"]
-    assert back == [6, 4]
+        pipeline(tmp_path / "run", diverge_at_7, run).run(12)
+    assert rollbacks(tmp_path / "run") == [6, 4]
+
+
+def test_going_further_back_passes_over_damaged_checkpoints(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+
+    class Damage(Callback):
+        """Cuts the checkpoint before the newest when the run goes back for the first time."""
+
+        def on_finish(self, info: FinishInfo) -> None:
+            manifest = directory / "checkpoints" / "step_00000004" / "manifest.json"
+            if manifest.exists():
+                manifest.write_bytes(manifest.read_bytes()[:20])
+
+    run = RunSection(on_nan="rollback", restart_delay_s=0.0, max_restarts=2)
+    damaged = pipeline(directory, diverge_at_7, run, callbacks=[Damage()])
+    damaged.settings = replace(damaged.settings, checkpoint=replace_keep(3))
+    with pytest.raises(DivergedError):
+        damaged.run(12)
+    assert rollbacks(directory) == [6, 2]
+
+
+def replace_keep(keep: int) -> CheckpointConfig:
+    return CheckpointConfig(interval_rounds=2, interval_s=None, keep=keep)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_every_rollback_collects_other_samples(plain: bool, tmp_path: Path) -> None:
+    """Also from the same checkpoint again, and from functions that know only their ticket's seed."""
+    drawn: list[float] = []
+
+    class Diverges(Sum):
+        def train(self, batch: Batch) -> dict[str, float]:
+            if batch.version == 3:
+                drawn.append(sum(float(segment.data["x"][0]) for segment in batch.segments))
+                return {"learn/loss": float("nan")}
+            return super().train(batch)
+
+    def collect(ticket: Ticket, weights: Any) -> Any:
+        return {"x": np.random.default_rng(ticket.seed).random(1)}
+
+    settings = Settings(
+        runtime=RuntimeConfig(kind="inline", num_workers=2),
+        checkpoint=CHECKPOINTS,
+        run=RunSection(on_nan="rollback", restart_delay_s=0.0, max_restarts=3),
+    )
+    role = collect if plain else PerWorker(lambda context: Draw(context.seed))
+    run = Pipeline(
+        collect=role,
+        train=PerWorker(lambda context: Diverges()),
+        settings=settings,
+        run_dir=tmp_path / "run",
+    )
+    with pytest.raises(DivergedError):
+        run.run(6)
+    assert len(set(drawn)) == 4, "each try trains on samples of its own"
+
+
+def test_stop_that_was_heard_is_not_undone_by_a_restart(tmp_path: Path) -> None:
+    def stop_and_crash() -> float:
+        run.stop("enough")
+        time.sleep(0.6)  # the driver hears of it while this round is trained
+        return crash()
+
+    run = pipeline(tmp_path / "run", once(tmp_path / "crashed", 7, stop_and_crash))
+    with pytest.raises(TrainError):
+        run.run(12)
+    assert not [e for e in read_events(tmp_path / "run" / "events.jsonl") if e["kind"] == "restart"]
+
+
+def test_stop_that_comes_during_a_restart_is_heard(tmp_path: Path) -> None:
+    class StopBetween(Callback):
+        def on_finish(self, info: FinishInfo) -> None:
+            if info.restart is not None:
+                run.stop("enough")
+
+    settings = RunSection(restart_delay_s=30.0)
+    fault = once(tmp_path / "crashed", 7, crash)
+    run = pipeline(tmp_path / "run", fault, settings, callbacks=[StopBetween()])
+    report = run.run(12)
+    assert report.reason == "enough"
+    assert report.restarts == 1 and report.version < 12
+
+
+def test_dial_that_was_turned_stays_turned_after_a_restart(tmp_path: Path) -> None:
+    class Turn(Callback):
+        def on_start(self, info: RunInfo) -> None:
+            self._turn = info.turn
+
+        def on_round(self, info: RoundInfo) -> None:
+            if info.version == 7:
+                self._turn(0)
+
+    fault = once(tmp_path / "crashed", 9, crash)
+    settings_run = RunSection(restart_delay_s=0.0)
+    turned = pipeline(tmp_path / "run", fault, settings_run, degree=3, callbacks=[Turn()])
+    turned.settings = replace(
+        turned.settings, checkpoint=CheckpointConfig(interval_rounds=6, interval_s=None)
+    )
+    assert turned.run(20).restarts == 1
+    last = read_rounds(tmp_path / "run" / "events.jsonl")[-1]
+    assert last["metrics"]["pace/off_policy_degree"] == 0
+
+
+def test_settings_files_follow_a_run_that_goes_back(small_run: Run, tmp_path: Path) -> None:
+    """A run resumed with other settings whose newest checkpoint is then lost is still repeatable."""
+    settings = {"runtime.kind": "inline", "checkpoint.interval_rounds": 3, "checkpoint.keep": 4}
+    result = small_run(settings, rounds=9)
+    offbeat.resume(result.run_dir, overrides={"run.rounds": 12, "async_training.off_policy_degree": 1})
+    for version in (9, 12):
+        manifest = result.run_dir / "checkpoints" / f"step_{version:08d}" / "manifest.json"
+        manifest.write_bytes(b"{}")
+    again = offbeat.resume(result.run_dir)
+    assert again.rounds == 12
+    assert [path.name for path in result.run_dir.glob("config-until-*")] == ["config-until-00000006.yaml"]
+    assert offbeat.replay_run(result.run_dir).identical
+
+
+def test_how_to_recover_can_be_changed_on_resume(small_run: Run) -> None:
+    result = small_run({"runtime.kind": "inline"})
+    changed = {"run.rounds": 8, "run.on_nan": "rollback", "run.max_restarts": 1, "run.explosion_factor": 50.0}
+    assert offbeat.resume(result.run_dir, overrides=changed).rounds == 8
 
 
 def test_exploding_loss_counts_as_divergence(tmp_path: Path) -> None:

@@ -14,22 +14,17 @@ import psutil
 import pytest
 
 import offbeat
+from offbeat import PerWorker, Pipeline
+from offbeat.config.models import AsyncTrainingConfig, EvalConfig, RuntimeConfig
 from offbeat.observe.callbacks import RoundInfo
 from offbeat.observe.events import read_events, read_rounds
+from offbeat.pipeline import Settings
 from tests.chaos.test_faults import faulty, lost, start, wait_for_rounds
 
 ray = pytest.importorskip("ray")
 
 Run = Callable[..., Any]
 RAY = {"runtime.kind": "ray"}
-
-
-@pytest.fixture(scope="module")
-def shared_ray() -> Iterator[None]:
-    """One Ray for the runs of this module: each uses it and leaves it alone."""
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 def actors(kind: str) -> list[psutil.Process]:
@@ -77,6 +72,7 @@ def test_lost_collector_changes_nothing(number: signal.Signals, small_run: Run, 
     assert result.digest == healthy.digest
 
 
+@pytest.mark.slow
 def test_hanging_collector_is_named_killed_and_replaced(
     small_run: Run, tmp_path: Path, shared_ray: None
 ) -> None:
@@ -114,6 +110,43 @@ def test_killed_evaluator_never_stops_training(small_run: Run, shared_ray: None)
     assert "down" in health
     assert result.eval_return is not None
     assert not lost(result.run_dir)
+
+
+class Dies:
+    """An evaluator that takes its process along, the first time."""
+
+    def __init__(self, marker: Path) -> None:
+        self._marker = marker
+
+    def evaluate(self, weights: Any, seed: int) -> dict[str, float]:
+        if not self._marker.exists():
+            self._marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"eval/return_mean": 1.0, "eval/pid": float(os.getpid())}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_evaluator_that_dies_at_work_costs_one_evaluation(
+    is_async: bool, tmp_path: Path, shared_ray: None
+) -> None:
+    settings = Settings(
+        async_training=AsyncTrainingConfig(enable_async_eval=is_async),
+        eval=EvalConfig(interval_rounds=3),
+        runtime=RuntimeConfig(kind="ray", num_workers=1),
+    )
+    report = Pipeline(
+        collect=lambda ticket, weights: {"x": 1.0},
+        train=lambda batch: {"learn/pid": float(os.getpid())},
+        weights=lambda: 0,
+        evaluate=PerWorker(lambda context: Dies(tmp_path / "died")),
+        settings=settings,
+        run_dir=tmp_path / "run",
+    ).run(rounds=6)
+    assert report.version == 6
+    assert [text for text in notices(tmp_path / "run") if re.search("evaluator.*ended unexpectedly", text)]
+    assert report.eval_metrics["eval/version"] == 6, "the next one has a new actor"
+    assert report.eval_metrics["eval/pid"] != report.metrics["learn/pid"]
+    assert "down" not in states(tmp_path / "run", "learner")
 
 
 @pytest.fixture

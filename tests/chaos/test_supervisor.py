@@ -86,6 +86,7 @@ def test_killed_child_is_followed_by_one_that_reaches_the_same_weights(
     assert not psutil.wait_procs(family, timeout=10)[1], "nobody of the killed run is left"
 
 
+@pytest.mark.slow
 def test_run_that_dies_at_the_same_place_again_does_not_loop(tmp_path: Path) -> None:
     directory = tmp_path / "dies"
     settings = [f"{key}={json.dumps(value)}" for key, value in faulty("Kill", at_step=40).items()]
@@ -97,6 +98,7 @@ def test_run_that_dies_at_the_same_place_again_does_not_loop(tmp_path: Path) -> 
     assert f"offbeat resume {directory}" in output
 
 
+@pytest.mark.slow
 def test_restarts_end_with_their_budget(tmp_path: Path) -> None:
     directory, recipe = tmp_path / "run", tmp_path / "recipe.yaml"
     recipe.write_text(

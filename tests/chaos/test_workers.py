@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -32,17 +34,18 @@ def collectors() -> list[psutil.Process]:
 
 
 class Hit(offbeat.Callback):
-    """Sends a signal to random workers after certain rounds."""
+    """Sends a signal to random workers after certain rounds, or as soon after as all workers are up."""
 
     def __init__(self, rounds: set[int], number: int, at_once: int = 1) -> None:
-        self._rounds = rounds
+        self._due = sorted(rounds, reverse=True)
         self._number = number
         self._at_once = at_once
         self._rng = Random(0)
         self.num_hits = 0
 
     def on_round(self, info: RoundInfo) -> None:
-        if info.version in self._rounds:
+        if self._due and info.version >= self._due[-1] and info.metrics["system/workers_alive"] == 2:
+            self._due.pop()
             targets = collectors()
             for victim in self._rng.sample(targets, min(self._at_once, len(targets))):
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -85,6 +88,7 @@ def test_stopped_collector_is_found_by_its_missing_heartbeat(small_run: Run) -> 
     assert_promises(result.run_dir, 2, 60)
 
 
+@pytest.mark.slow
 def test_busy_collector_is_not_taken_for_a_dead_one(small_run: Run) -> None:
     slow = faulty("Slow", sleep_s=0.02, sleep_sigma=0.0)  # 64 steps: more than a second for each segment
     settings = {**slow, "runtime.heartbeat_timeout_s": 0.6, "runtime.heartbeat_interval_s": 0.1}
@@ -118,12 +122,13 @@ def test_nonsense_from_a_worker_process_ends_the_run_in_words(fault: str, words:
         small_run({**faulty(fault, at_step=30), "runtime.kind": "processes"}, off_policy_degree=2)
 
 
+@pytest.mark.slow
 def test_collectors_killed_again_and_again_break_no_promise(small_run: Run) -> None:
     hit = Hit(set(range(20, 200, 20)), signal.SIGKILL)
     settings = {"runtime.max_worker_restarts": 100, "runtime.restart_backoff_s": 0.1}
     result = small_run(settings, rounds=200, off_policy_degree=2, callbacks=[hit])
-    assert hit.num_hits >= 5
-    assert len(lost(result.run_dir)) >= 5
+    assert hit.num_hits >= 3
+    assert len(lost(result.run_dir)) >= 3
     assert_promises(result.run_dir, 2, 200)
 
 
@@ -137,25 +142,36 @@ def test_all_collectors_killed_at_once_come_back(degree: int, small_run: Run) ->
         assert small_run({"runtime.kind": "inline"}, rounds=30, name="quiet").digest == result.digest
 
 
+class KillTwice(offbeat.Callback):
+    """Kills a worker and then its successor at birth, from a thread: no round may end meanwhile."""
+
+    def __init__(self) -> None:
+        self.thread: threading.Thread | None = None
+
+    def on_round(self, info: RoundInfo) -> None:
+        if info.version >= 10 and info.metrics["system/workers_alive"] == 2 and self.thread is None:
+            known = collectors()
+            self.thread = threading.Thread(target=self._kill_next, args=({one.pid for one in known},))
+            self.thread.start()
+            known[-1].kill()
+
+    def _kill_next(self, known: set[int]) -> None:
+        give_up_s = time.monotonic() + 60
+        while time.monotonic() < give_up_s:
+            for one in collectors():
+                if one.pid not in known:
+                    one.kill()
+                    return
+            time.sleep(0.005)
+
+
 def test_collector_killed_while_it_starts_waits_before_the_next_try(small_run: Run) -> None:
-    class Again(offbeat.Callback):
-        """Kills the youngest worker twice: when it works, and while its successor starts."""
-
-        left = 2
-
-        def on_round(self, info: RoundInfo) -> None:
-            found = collectors()
-            is_due = info.version >= 10 and (self.left == 2 or found[-1].pid not in self.seen)
-            self.seen = getattr(self, "seen", {one.pid for one in found})
-            if self.left and is_due and len(found) == 2:
-                found[-1].kill()
-                self.left -= 1
-
-    result = small_run(
-        {"runtime.restart_backoff_s": 0.2}, rounds=300, off_policy_degree=2, callbacks=[Again()]
-    )
+    twice = KillTwice()
+    result = small_run({"runtime.restart_backoff_s": 0.2}, rounds=60, off_policy_degree=2, callbacks=[twice])
+    assert twice.thread is not None
+    twice.thread.join(60)
     lanes = [event["lane"] for event in lost(result.run_dir)]
     assert len(lanes) == 2 and lanes[0] == lanes[1]
     states = states_of(result.run_dir, f"collector_{lanes[0]}")
-    assert states[:6] == ["starting", "up", "down", "starting", "down", "waiting"]
-    assert_promises(result.run_dir, 2, 300)
+    assert states[:8] == ["starting", "up", "down", "starting", "down", "waiting", "starting", "up"]
+    assert_promises(result.run_dir, 2, 60)

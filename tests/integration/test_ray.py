@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +25,36 @@ from offbeat.config.models import (
     RuntimeConfig,
     TrainerConfig,
 )
-from offbeat.errors import CollectError, ConfigError, OffbeatError, TrainError
+from offbeat.errors import CollectError, ConfigError, LearnerLost, OffbeatError, TrainError
 from offbeat.pipeline import Settings
-from offbeat.runtime.base import LaneStart, Machines, Plan, RoundDone, SegmentReady, WeightsOut
+from offbeat.roles import WorkerContext
+from offbeat.runtime.base import (
+    Assignment,
+    LaneStart,
+    Machines,
+    Plan,
+    RoundDone,
+    SegmentReady,
+    WeightsOut,
+)
 from offbeat.runtime.ray_placement import Node, another_place, asks_of, cpus_of, place
+from offbeat.runtime.worker import SyncTimeout
 from offbeat.types import Batch, RemoteData, Ticket
 from tests.conftest import SMALL
 from tests.integration.test_runtimes import ChecksSlots, InPlace, collect
 
 ray = pytest.importorskip("ray")
 from offbeat.runtime.ray import RayRuntime  # noqa: E402
+from offbeat.runtime.ray_actors import (  # noqa: E402
+    PackedWeights,
+    StoreActor,
+    Surroundings,
+    WeightsReader,
+)
+from offbeat.runtime.ray_cluster import Cluster  # noqa: E402
+from offbeat.runtime.ray_parts import HeldData  # noqa: E402
 
 Run = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def shared_ray() -> Iterator[None]:
-    """One Ray for the runs of this module: each uses it and leaves it alone."""
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 # ---------------------------------------------------------------- placement, without Ray
@@ -193,6 +204,49 @@ def test_zero_is_zero(mode: Any, segments_per_round: int, shared_ray: None) -> N
     assert len(digests) == 1
 
 
+class Large(Remembers):
+    """Weights too large to travel in a message."""
+
+    def weights(self) -> dict[str, Any]:
+        return {"w": self.w.copy(), "ballast": np.full(20_000, self.w[0])}
+
+
+def collect_large(ticket: Any, weights: Any) -> Any:
+    """A segment too large to travel in a message, which depends on every number of the weights."""
+    data = collect(ticket, weights)
+    return {**data, "x": data["x"] + weights["ballast"].mean(), "ballast": np.arange(20_000)}
+
+
+@pytest.mark.parametrize(("mode", "segments_per_round"), [("stream", 3), ("replay", 1)])
+def test_large_segments_and_weights_go_through_the_object_store(
+    mode: Any, segments_per_round: int, shared_ray: None
+) -> None:
+    options = {"mode": mode, "replay_ratio": 0.5 if mode == "replay" else None}
+    options |= {"collect": collect_large, "train": PerWorker(lambda context: Large())}
+    digests = {
+        pipeline(kind, segments_per_round=segments_per_round, **options).run(rounds=6).digest
+        for kind in ("inline", "ray")
+    }
+    assert len(digests) == 1
+
+
+def test_damaged_weights_are_tried_again_and_never_used(shared_ray: None) -> None:
+    whole = PackedWeights.pack(3, {"w": np.arange(5)})
+    damaged = PackedWeights(3, whole.checksum ^ 1, whole.data)
+    role = PerWorker(lambda context: None)
+    assignment = Assignment(role, WorkerContext(0, 1, 0), sync_retries=2, sync_retry_delay_s=0.0)
+    reader = WeightsReader(assignment)
+    with pytest.raises(SyncTimeout, match=r"in 3 tries: weights of version 3 arrived damaged"):
+        reader.get(3, [ray.put(damaged)])
+    with pytest.raises(SyncTimeout, match="damaged"):
+        reader.get(3, [damaged])
+    with pytest.raises(SyncTimeout, match="version 3 were not sent"):
+        reader.get(3, [])
+    version, weights = reader.get(3, [ray.put(whole)])
+    assert version == 3 and (weights["w"] == np.arange(5)).all()
+    assert reader.get(3, [])[0] == 3, "what is here is used again"
+
+
 def test_recipe_gives_the_same_weights_and_its_files(small_run: Run, shared_ray: None) -> None:
     inline = small_run({"runtime.kind": "inline"}, name="inline")
     on_ray = small_run({"runtime.kind": "ray", "eval.interval_rounds": 3}, name="ray")
@@ -265,6 +319,25 @@ def test_data_of_a_segment_stays_beside_the_learner(shared_ray: None) -> None:
         runtime.close()
 
 
+class Never:
+    """Keeps segments and does not give them."""
+
+    def give(self, keys: Any) -> None:
+        time.sleep(3600)
+
+
+def test_data_that_does_not_come_is_given_up(shared_ray: None) -> None:
+    never = ray.remote(concurrency_groups={"store": 1})(Never).options(num_cpus=0).remote()
+    keeper = StoreActor(Surroundings((), 1, 1, "", "", None), b"")
+    reason = keeper.hold(1, [never.give.remote([1])], 0.2)
+    assert reason is not None and "did not arrive within 0.2 s (async_training.sync_timeout)" in reason
+    with pytest.raises(KeyError):
+        keeper.give([1])
+    with pytest.raises(LearnerLost, match=r"cannot be fetched.*within 0.2 s \(async_training.sync_timeout\)"):
+        HeldData(never, 1, 0.2).fetch()
+    ray.kill(never)
+
+
 def test_asynchronous_run_with_evaluator_beside_it_replays(small_run: Run, shared_ray: None) -> None:
     settings = {"runtime.kind": "ray", "async_training.enable_async_eval": True, "eval.interval_rounds": 4}
     result = small_run(settings, rounds=12, off_policy_degree=2)
@@ -278,6 +351,40 @@ def test_learner_of_two_ranks_trains_as_elsewhere(small_run: Run, shared_ray: No
     settings = {"learner.num_ranks": 2, "run.rounds": 3}
     digests = {small_run({**settings, "runtime.kind": kind}, name=kind).digest for kind in ("inline", "ray")}
     assert len(digests) == 1
+
+
+class SleepsInRankOne(Remembers):
+    """A learner whose second rank does not come up."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__()
+        if context.ranks.rank == 1:
+            time.sleep(3600)
+
+
+def two_ranks(learner: Callable[[WorkerContext], Any], **runtime: Any) -> Plan:
+    settings = Settings(
+        runtime=RuntimeConfig(kind="ray", num_workers=1, **runtime), learner=LearnerConfig(num_ranks=2)
+    )
+    return Pipeline(collect=collect, train=PerWorker(learner), settings=settings).plan()
+
+
+def test_rank_that_does_not_start_is_named(shared_ray: None) -> None:
+    runtime = RayRuntime()
+    try:
+        with pytest.raises(LearnerLost, match="learner_rank_1 did not start within 6 s"):
+            runtime.start(two_ranks(SleepsInRankOne, start_timeout_s=6.0), [LaneStart()], None)
+    finally:
+        runtime.close()
+
+
+def test_report_of_a_stall_has_the_ranks(shared_ray: None) -> None:
+    runtime = RayRuntime()
+    try:
+        runtime.start(two_ranks(lambda context: Remembers()), [LaneStart()], None)
+        assert "learner_rank_1:\n" in runtime.stacks()["learner"]
+    finally:
+        runtime.close()
 
 
 # ---------------------------------------------------------------- what goes wrong
@@ -329,7 +436,7 @@ def test_role_that_cannot_travel_is_refused(shared_ray: None) -> None:
 
 def test_wrong_asks_are_refused(small_run: Run, shared_ray: None) -> None:
     for settings in (
-        {"trainer.n_gpus_per_node": 4},
+        {"trainer.n_gpus_per_node": 1, "trainer.device": "cuda"},
         {"rollout.nnodes": 3},
         {"runtime.ray.collector_resources": {"CPU": 1.0, "far": 1.0}},
     ):
@@ -405,3 +512,14 @@ def test_address_without_ray_is_refused() -> None:
     )
     done = python(code)
     assert "ConfigError: runtime.ray.address=127.0.0.1:1: no Ray could be joined there" in done.stderr
+
+
+def test_other_address_than_that_of_the_ray_in_use_is_refused(shared_ray: None) -> None:
+    in_use = ray.get_runtime_context().gcs_address
+    port = in_use.rpartition(":")[2]
+    for address in (None, "auto", in_use, f"localhost:{port}"):
+        Cluster().open(RayConfig(address=address), 1)
+    with pytest.raises(
+        ConfigError, match=f"address=10.0.0.4:6379, but this process uses the Ray at {in_use}"
+    ):
+        Cluster().open(RayConfig(address="10.0.0.4:6379"), 1)

@@ -290,9 +290,11 @@ def test_evaluation_that_does_not_end_is_given_up(kind: str) -> None:
     report, _ = run(kind, evaluate=evaluate, settings=settings, callbacks=[Keep()])
     assert report.version == 12
     assert any("eval.timeout_s" in text for text in notices)
+    notices.clear()
     settings = Settings(eval=EvalConfig(timeout_s=0.5))
-    with pytest.raises(StallError, match="evaluation of version 12, which training waits for, took more"):
-        run(kind, evaluate=evaluate, settings=settings)
+    report, _ = run(kind, evaluate=evaluate, settings=settings, callbacks=[Keep()])
+    assert report.version == 12, "training waits for an evaluation only as long as it may take"
+    assert any("eval.timeout_s" in text for text in notices)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -619,6 +619,20 @@ def sections() -> dict[str, type[Section]]:
     }
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["runtime.heartbeat_interval_s=8.0"], "heartbeat_interval_s to at most 4"),
+        (["trainer.n_gpus_per_node=2"], "set trainer.device to cuda"),
+        (["trainer.device=cuda", "runtime.kind=ray"], "set trainer.n_gpus_per_node to 1 or more"),
+        (["rollout.n_gpus_per_node=1"], "set runtime.kind to ray"),
+    ],
+)
+def test_machines_that_cannot_mean_what_they_say_are_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        offbeat.load_config("cartpole-ppo", overrides)
+
+
 def test_fixed_keys_exist() -> None:
     assert list(sections()) == [
         "algorithm", "env", "async_training", "runtime", "learner", "trainer", "rollout", "run", "eval",

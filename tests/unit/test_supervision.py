@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
+import torch
 
 from offbeat.config.models import RuntimeConfig
+from offbeat.runtime.learning import on_cpu
 from offbeat.runtime.supervision import LossWatch, Pulse, RestartBudget, Wait, describe_stall
 
 
@@ -108,3 +111,15 @@ def test_stall_report_names_who_waits_for_whom_and_where_they_are() -> None:
         "  File x",
         "    line y",
     ]
+
+
+def test_weights_leave_the_learner_on_the_cpu_and_without_a_graph() -> None:
+    layer = torch.nn.Linear(2, 1)
+    array = np.ones(3)
+    weights = {"net": layer.state_dict(keep_vars=True), "extra": (array, [layer.weight], "text", 3)}
+    sent = on_cpu(weights)
+    assert list(sent["net"]) == ["weight", "bias"]
+    tensors = [*sent["net"].values(), sent["extra"][1][0]]
+    assert all(not tensor.requires_grad and tensor.device.type == "cpu" for tensor in tensors)
+    assert torch.equal(sent["net"]["weight"], layer.weight)
+    assert sent["extra"][0] is array and sent["extra"][2:] == ("text", 3)

@@ -21,6 +21,7 @@ from offbeat.cli.supervise import Charge, Death, show_cursor
 from offbeat.config.models import RunSection
 from offbeat.observe.callbacks import Callback, RunInfo
 from offbeat.observe.events import EventLog
+from offbeat.recovery import LONGEST_PAUSE_S
 
 _NONE = -1
 
@@ -114,4 +115,4 @@ def _announce(directory: Path, how: str, reached: Told, attempt: int, settings: 
     finally:
         events.close()
         lock.release()
-    time.sleep(settings.restart_delay_s * 2.0 ** (attempt - 1))
+    time.sleep(min(settings.restart_delay_s * 2.0 ** (attempt - 1), LONGEST_PAUSE_S))

@@ -17,6 +17,8 @@ def conflicts(config: RunConfig) -> list[Conflict]:
         _ranks_per_node,
         _gpus_of_ranks,
         _nccl,
+        _heartbeat,
+        _gpus,
     )
     return [conflict for check in checks for conflict in check(config)]
 
@@ -99,6 +101,36 @@ def _first_batch(config: RunConfig) -> list[Conflict]:
         *_ROUND_SIZE_KEYS,
     )
     return [Conflict((*keys, "async_training.max_queue_size"), message)]
+
+
+def _heartbeat(config: RunConfig) -> list[Conflict]:
+    interval_s, limit_s = config.runtime.heartbeat_interval_s, config.runtime.heartbeat_timeout_s
+    if limit_s is None or interval_s <= limit_s / 2:
+        return []
+    message = (
+        f"signs of life every {interval_s:g} s leave a limit of {limit_s:g} s no room: set"
+        f" heartbeat_interval_s to at most {limit_s / 2:g}, or raise heartbeat_timeout_s"
+    )
+    return [Conflict(("runtime.heartbeat_interval_s", "runtime.heartbeat_timeout_s"), message)]
+
+
+def _gpus(config: RunConfig) -> list[Conflict]:
+    trainer, is_ray = config.trainer, config.runtime.kind == "ray"
+    keys = ("trainer.device", "trainer.n_gpus_per_node")
+    found = []
+    if trainer.device == "cpu" and trainer.n_gpus_per_node > 0:
+        message = (
+            f"{trainer.n_gpus_per_node} GPUs for a learner on the CPU: set trainer.device to cuda,"
+            " or trainer.n_gpus_per_node to 0"
+        )
+        found.append(Conflict(keys, message))
+    if is_ray and trainer.device == "cuda" and trainer.n_gpus_per_node == 0:
+        message = "on Ray a learner sees the GPUs it asks for: set trainer.n_gpus_per_node to 1 or more"
+        found.append(Conflict(keys, message))
+    if not is_ray and config.rollout.n_gpus_per_node > 0:
+        message = "GPUs are given to collectors by Ray only: set runtime.kind to ray, or this to 0"
+        found.append(Conflict(("rollout.n_gpus_per_node", "runtime.kind"), message))
+    return found
 
 
 def _nodes(config: RunConfig) -> list[Conflict]:

@@ -179,7 +179,8 @@ class AsyncTrainingConfig(Section):
     sync_timeout: float = Field(
         default=30.0,
         gt=0,
-        description="Longest time for one publication, and longest wait of a collector for it, in seconds.",
+        description="Longest time for one publication, and longest wait of a collector for it, in seconds."
+        " A collector that waits longer is replaced; a learner that takes longer ends the run.",
     )
     sync_retry_delay: float = Field(
         default=0.1, ge=0, description="Pause before publishing again, in seconds."
@@ -223,7 +224,7 @@ class RayConfig(Section):
         description="Ray resources of each rank of the learner. GPUs come from trainer.n_gpus_per_node.",
     )
     evaluator_resources: Resources = Field(
-        default={"CPU": 1.0}, description="Ray resources of the asynchronous evaluator."
+        default={"CPU": 1.0}, description="Ray resources of the evaluator."
     )
     store_resources: Resources = Field(
         default={"CPU": 0.0}, description="Ray resources of the store of a replay run."
@@ -390,8 +391,7 @@ class EvalConfig(Section):
     timeout_s: float = Field(
         default=600.0,
         gt=0,
-        description="Longest evaluation, in seconds; one past it is given up. Where training waits for it,"
-        " the run ends.",
+        description="Longest evaluation, in seconds; one past it is given up, and training goes on.",
     )
 
 

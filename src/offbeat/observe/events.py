@@ -31,9 +31,10 @@ _log = logging.getLogger(__name__)
 class EventLog:
     """Appends to ``events.jsonl``: ``{"kind": "round", "time": 1763193600.5, "version": 12, …}``.
 
-    Kinds in use: start, resume, round, eval, checkpoint, worker_lost, dial, notice, gap, finish. Records that
-    belong to a version carry it as ``version``; rounds and evaluations carry their numbers as ``metrics``.
-    ``time`` is in seconds since 1970. ``on_fault`` is told, once, when the file cannot be written.
+    Kinds in use: start, resume, round, eval, checkpoint, worker_lost, health, stall, restart, rollback, dial,
+    notice, gap, finish. Records that belong to a version carry it as ``version``; rounds and evaluations
+    carry their numbers as ``metrics``. ``time`` is in seconds since 1970. ``on_fault`` is told, once, when
+    the file cannot be written.
     """
 
     def __init__(

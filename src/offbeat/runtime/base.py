@@ -265,8 +265,8 @@ class Runtime(Protocol):
         """Copy the learner's state and weights, between rounds; reported as `SnapshotTaken`."""
         ...
 
-    def evaluate(self, version: int, seed: int, blocking: bool) -> None:
-        """Evaluate a snapshot of the learner's weights."""
+    def evaluate(self, version: int, seed: int) -> None:
+        """Evaluate a snapshot of the learner's weights, where a crash cannot hurt the learner if possible."""
         ...
 
     def give_up_evaluation(self, version: int, reason: str) -> None:

@@ -93,8 +93,8 @@ class InlineRuntime:
         """Copy the learner now."""
         self._desk.snapshot()
 
-    def evaluate(self, version: int, seed: int, blocking: bool) -> None:
-        """Evaluate now, blocking or not."""
+    def evaluate(self, version: int, seed: int) -> None:
+        """Evaluate now."""
         self._desk.evaluate_here(version, seed)
 
     def give_up_evaluation(self, version: int, reason: str) -> None:

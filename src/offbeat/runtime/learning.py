@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import traceback
+from collections import OrderedDict
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -61,21 +63,21 @@ class LearnerDesk:
         """Hand the weights to the collectors."""
         started_s = perf_counter()
         try:
-            self._send_weights(version, self._learner.weights())
+            self._send_weights(version, on_cpu(self._learner.weights()))
         except Exception:
             self._post(WeightsFailed(version, _trace()))
         else:
             self._post(WeightsOut(version, perf_counter() - started_s))
 
     def evaluate_here(self, version: int, seed: int) -> None:
-        """Evaluate in the learner's own thread: training waits for it anyhow."""
+        """Evaluate in the learner's own thread."""
         assert self._evaluator is not None, "an evaluation was asked for, but there is no evaluator"
-        self._post(self._evaluator.run(self._learner.weights(), version, seed))
+        self._post(self._evaluator.run(on_cpu(self._learner.weights()), version, seed))
 
     def snapshot(self) -> None:
         """Copy everything the learner is, at this point of the training."""
         try:
-            snapshot = SnapshotTaken(self._learner.state_dict(), self._learner.weights())
+            snapshot = SnapshotTaken(self._learner.state_dict(), on_cpu(self._learner.weights()))
         except Exception:
             self._post(Broken(TrainError(f"the learner could not give its state:\n{_trace()}")))
         else:
@@ -83,7 +85,7 @@ class LearnerDesk:
 
     def hand_weights(self, hand_over: Callable[[Any], None]) -> None:
         """Give a snapshot of the weights to somebody else, at this point of the training."""
-        hand_over(self._learner.weights())
+        hand_over(on_cpu(self._learner.weights()))
 
     def pids(self) -> dict[str, int]:
         """Processes of the learner on this machine, beside the calling one."""
@@ -132,6 +134,22 @@ class JobThread:
                 self._post(Broken(error))
             except BaseException:
                 self._post(Broken(OffbeatError(f"{threading.current_thread().name} raised:\n{_trace()}")))
+
+
+def on_cpu(weights: Any) -> Any:
+    """The same weights with every torch tensor on the CPU: who gets them may have no GPU."""
+    torch: Any = sys.modules.get("torch")
+    return weights if torch is None else _on_cpu(weights, torch)
+
+
+def _on_cpu(value: Any, torch: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if type(value) in (dict, OrderedDict):
+        return type(value)((name, _on_cpu(item, torch)) for name, item in value.items())
+    if type(value) in (list, tuple):
+        return type(value)(_on_cpu(item, torch) for item in value)
+    return value
 
 
 def _trace() -> str:

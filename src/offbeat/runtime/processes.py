@@ -7,28 +7,17 @@ lock that a killed worker could take with it.
 
 from __future__ import annotations
 
-import contextlib
-import math
 import os
 import resource
 import selectors
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
 from typing import Any
 
-import cloudpickle
-import numpy as np
-import psutil
-
-from offbeat.errors import CollectError, ConfigError
+from offbeat.errors import CollectError
 from offbeat.runtime.base import (
     Broken,
     CollectorDown,
@@ -41,9 +30,9 @@ from offbeat.runtime.base import (
     SegmentReady,
     thread_stacks,
 )
+from offbeat.runtime.children import WorkerProcess
 from offbeat.runtime.learning import JobThread, LearnerDesk
-from offbeat.runtime.shared import Block, WeightsWriter, arrays_in, layout, pack_object, unpack_object
-from offbeat.runtime.supervision import Pulse
+from offbeat.runtime.shared import Block, WeightsWriter, arrays_in, layout, unpack_object
 from offbeat.types import Array, ArraySpec, Batch, StateTree, Ticket
 
 _FIRST_TAIL_BYTES = 1 << 16
@@ -64,121 +53,12 @@ class Slot:
     views: dict[str, Array] = field(default_factory=dict)
 
 
-class WorkerProcess:
-    """A child process with a pipe, and a memory file into which it writes its stack when asked."""
-
-    def __init__(self, name: str, plan: Plan, payload: tuple[Any, ...]) -> None:
-        self.name = name
-        self.is_up = False
-        self.started_s = time.monotonic()
-        ours, theirs = socket.socketpair()
-        self._stack_fd = _stack_file()
-        descriptors = (theirs.fileno(), self._stack_fd)
-        packed = pack_object(_pickled(name, payload))
-        self._payload = Block.create(packed.num_bytes)
-        packed.write(self._payload.bytes)
-        self._counter = Block.create(8)
-        self._counter.bytes[:] = 0
-        limits = plan.machines.runtime
-        self._pulse = Pulse(limits.heartbeat_timeout_s or math.inf, self.started_s)
-        command = [sys.executable, "-m", _WORKER, *map(str, descriptors), self._payload.address]
-        with contextlib.ExitStack() as stack:
-            log = None
-            if plan.log_dir is not None:
-                log = stack.enter_context(open(plan.log_dir / f"{name}.log", "ab", buffering=0))
-            self.process = subprocess.Popen(
-                [*command, self._counter.address, str(limits.heartbeat_interval_s)],
-                pass_fds=descriptors,
-                env=_worker_environment(plan.worker_threads),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        theirs.close()
-        self.connection = Connection(ours.detach())
-
-    def came_up(self) -> None:
-        """It has made its role and needs what it was made from no longer."""
-        self.is_up = True
-        self._payload.close()
-
-    def is_dead(self, now_s: float) -> bool:
-        """Whether it has given no sign of life for too long, by its own counter and the processor's."""
-        try:
-            process = psutil.Process(self.process.pid)
-            used, is_stopped = process.cpu_times(), process.status() == psutil.STATUS_STOPPED
-        except psutil.Error:
-            return False  # its pipe tells
-        count = int(self._counter.bytes.view(np.int64)[0])
-        return self._pulse.is_dead(count, used.user + used.system, now_s, is_stopped)
-
-    def tell(self, message: Any) -> None:
-        """Send a message. To a dead worker it is lost, and the end of its pipe tells of the death."""
-        with contextlib.suppress(OSError):
-            self.connection.send(message)
-
-    def stack(self) -> str:
-        """Where the process is, by its own account; empty when it does not answer."""
-        self.process.send_signal(signal.SIGUSR1)
-        time.sleep(_STACK_WAIT_S)
-        return os.pread(self._stack_fd, 1 << 16, 0).decode(errors="replace").rstrip()
-
-    def end(self, timeout_s: float = 0.0) -> None:
-        """Ask the process to stop, kill it when it has not after ``timeout_s``, and reap it."""
-        if timeout_s > 0 and self.process.poll() is None:
-            self.tell(None)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout_s)
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        self._payload.close()
-        self._counter.close()
-        self.connection.close()
-        os.close(self._stack_fd)
-
-    def how_it_ended(self) -> str:
-        """The exit in words, with the native traceback if there was one."""
-        code = self.process.wait(timeout=_CLOSE_TIMEOUT_S)
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        stack = os.pread(self._stack_fd, 1 << 16, 0).decode(errors="replace").rstrip()
-        return f"{self.name} (pid {self.process.pid}) {how}" + (f"\n{stack}" if stack else "")
-
-
-def _pickled(name: str, payload: tuple[Any, ...]) -> bytes:
-    try:
-        return bytes(cloudpickle.dumps(payload))
-    except Exception as error:
-        raise ConfigError(
-            f"the role of {name} cannot be sent to a process ({error}): make it there with "
-            "PerWorker(make), or use runtime='threads'"
-        ) from error
-
-
 def _allow_many_files() -> None:
     """Each slot takes a few descriptors: use as many as the system lets us have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _stack_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("offbeat-stack")
-    import tempfile
-
-    descriptor, path = tempfile.mkstemp(prefix="offbeat-stack-")
-    os.unlink(path)
-    return descriptor
-
-
-def _worker_environment(num_threads: int) -> dict[str, str]:
-    threads = {
-        name: str(num_threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    }
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    return {**os.environ, **threads, "PYTHONPATH": path}
 
 
 class SlotPool:
@@ -305,8 +185,14 @@ class ProcessRuntime:
                 os.write(self._wake_write, b"x")
 
     def start_lane(self, lane: int, start: LaneStart) -> None:
-        """Spawn a collector."""
-        worker = WorkerProcess(f"worker_{lane}", self._plan, ("collect", self._plan.lane(lane, start)))
+        """Spawn a collector; where the system has no room for one, it is lost like one that died."""
+        payload = ("collect", self._plan.lane(lane, start))
+        try:
+            worker = WorkerProcess(f"worker_{lane}", self._plan, payload)
+        except OSError as error:
+            text = f"a process for collector {lane} could not be started: {error}"
+            self._happened.append(CollectorDown(lane, text))
+            return
         self._lanes[lane] = _Lane(worker)
         self._selector.register(worker.connection, selectors.EVENT_READ, lane)
 
@@ -389,14 +275,11 @@ class ProcessRuntime:
         """Copy the learner when it comes to it."""
         self._submit(self._desk.snapshot)
 
-    def evaluate(self, version: int, seed: int, blocking: bool) -> None:
-        """Evaluate in the learner's thread, or in a process of its own on a snapshot."""
-        if blocking:
-            self._submit(lambda: self._desk.evaluate_here(version, seed))
-            return
-        if self._evaluator is None:
-            self._start_evaluator()
+    def evaluate(self, version: int, seed: int) -> None:
+        """Evaluate a snapshot in a process of its own."""
         self._evaluating = version
+        if self._evaluator is None and not self._start_evaluator():
+            return
 
         def hand_over(weights: Any) -> None:
             self._eval_weights.publish(version, weights)
@@ -409,11 +292,16 @@ class ProcessRuntime:
         assert self._learner_thread is not None
         self._learner_thread.submit(job)
 
-    def _start_evaluator(self) -> None:
+    def _start_evaluator(self) -> bool:
+        """Start the evaluator's process; one that cannot be started costs an evaluation."""
         self._happened.append(HealthChanged("evaluator", "starting"))
-        payload = ("evaluate", self._plan.evaluator())
-        self._evaluator = WorkerProcess("evaluator", self._plan, payload)
+        try:
+            self._evaluator = WorkerProcess("evaluator", self._plan, ("evaluate", self._plan.evaluator()))
+        except OSError as error:
+            self._evaluation_lost(f"a process for the evaluator could not be started: {error}")
+            return False
         self._selector.register(self._evaluator.connection, selectors.EVENT_READ, _EVALUATOR)
+        return True
 
     def give_up_evaluation(self, version: int, reason: str) -> None:
         """Kill the evaluator with its stack in the report; the next evaluation gets a new one."""
@@ -446,11 +334,11 @@ class ProcessRuntime:
         self._pulses_checked_s = now_s
         silent = "gives no sign of life (runtime.heartbeat_timeout_s)"
         for number, lane in list(self._lanes.items()):
-            if lane.worker.is_up and lane.worker.is_dead(now_s):
+            if lane.worker.has_beaten and lane.worker.is_dead(now_s):
                 self._happened.append(HealthChanged(f"collector_{number}", "unresponsive", silent))
                 self.kill_lane(number, silent)
         evaluator = self._evaluator
-        if evaluator is not None and evaluator.is_up and evaluator.is_dead(now_s):
+        if evaluator is not None and evaluator.has_beaten and evaluator.is_dead(now_s):
             self._happened.append(HealthChanged("evaluator", "unresponsive", silent))
             self._evaluator_down(f"{evaluator.name} (pid {evaluator.process.pid}) {silent}")
 
@@ -554,6 +442,9 @@ class ProcessRuntime:
         self._evaluator.end()
         self._evaluator = None
         self._eval_queue.clear()
+        self._evaluation_lost(reason)
+
+    def _evaluation_lost(self, reason: str) -> None:
         self._happened.append(HealthChanged("evaluator", "down", reason))
         if self._evaluating is not None:
             self._happened.append(EvalEnded(self._evaluating, None, 0.0, reason))

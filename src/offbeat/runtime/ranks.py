@@ -19,7 +19,7 @@ from offbeat.errors import LearnerLost, OffbeatError, TrainError
 from offbeat.models.ranks import Meeting, MeetingPoint, TorchRanks, choose_backend, choose_device
 from offbeat.roles import Learner, PerWorker, WorkerContext
 from offbeat.runtime.base import ManyRanks, Plan
-from offbeat.runtime.processes import WorkerProcess
+from offbeat.runtime.children import WorkerProcess
 from offbeat.runtime.shared import Block, pack_object
 from offbeat.types import Batch, Metrics, StateTree
 

@@ -50,7 +50,16 @@ from offbeat.runtime.ray_actors import (
     StoreActor,
     Surroundings,
 )
-from offbeat.runtime.ray_cluster import LIFE, STORE, Cluster, is_reachable, kill_actor, make_actor
+from offbeat.runtime.ray_cluster import (
+    CARRY,
+    LIFE,
+    STACK_WAIT_S,
+    STORE,
+    Cluster,
+    is_reachable,
+    kill_actor,
+    make_actor,
+)
 from offbeat.runtime.ray_import import ray
 from offbeat.runtime.ray_parts import Arrival, Evaluation, HeldData, Lane, Part, how_it_ended, process_state
 from offbeat.runtime.ray_placement import Place, another_place, asks_of, cpus_of, place
@@ -58,7 +67,7 @@ from offbeat.runtime.supervision import Pulse
 from offbeat.types import Batch, StateTree, Ticket
 
 _TICKETS_AHEAD = 2
-_STACK_WAIT_S = 1.0
+_RANK_WAITS = 3  # for the ranks to be there, to meet, and to make the learner
 _CLOSE_TIMEOUT_S = 5.0
 _AWAY_S = 2.0
 _LOOK_EVERY_S = 0.25
@@ -103,6 +112,8 @@ class RayRuntime:
         payload = (plan, learner_state, ranks)
         self._learner = self._keeper = self._make("learner", LearnerActor, "learner", payload)
         self._report(self._learner, "starting")
+        if plan.machines.learner.num_ranks > 1:
+            self._then(self._learner.ask("ping", group=LIFE), partial(self._wait_for_ranks, self._learner))
         if plan.mode == "replay":
             self._store = self._keeper = self._make("store", StoreActor, "store", None)
             self._report(self._store, "starting")
@@ -114,7 +125,7 @@ class RayRuntime:
         """Make an actor; it reports when its role is made."""
         where = self._places[component]
         handle = make_actor(kind, where, self._surroundings(name, component == "learner"), payload)
-        part = Part(name, component, handle, where, time.monotonic())
+        part = Part(name, component, handle, where, time.monotonic(), self._plan.start_timeout_s)
         self._parts.append(part)
         self._then(part.ask("start"), partial(self._hear_start, part))
         return part
@@ -128,6 +139,11 @@ class RayRuntime:
             log = plan.log_dir.absolute() / f"{'learner_output' if is_learner else name}.log"
         path = tuple(os.path.abspath(entry) for entry in sys.path)
         return Surroundings(path, threads, plan.worker_threads, self._node_id, os.getcwd(), log)
+
+    def _wait_for_ranks(self, part: Part, future: Future[Any]) -> None:
+        """The learner's process is there: from now on it is the one to say which rank does not start."""
+        if future.exception() is None:
+            part.patience_s += _RANK_WAITS * self._plan.start_timeout_s
 
     def _wait_for_learner(self) -> None:
         while not self._learner.is_up:
@@ -183,15 +199,19 @@ class RayRuntime:
 
     def _stacks(self, parts: Sequence[Part]) -> dict[str, str]:
         asked = {part.component: part.ask("stack", group=LIFE) for part in parts if part.is_up}
-        answered: list[Any] = []
-        if asked:
-            answered, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=_STACK_WAIT_S)
-        stacks = {part.component: f"(it did not answer in {_STACK_WAIT_S:g} s)" for part in parts}
+        asked_s = time.monotonic()
+        stacks = {part.component: "(it has not started)" for part in parts}
         for component, reference in asked.items():
-            if reference in answered:
-                with contextlib.suppress(ray.exceptions.RayError):
-                    stacks[component] = ray.get(reference)
+            limit_s = self._stack_wait_s(component)
+            try:
+                stacks[component] = ray.get(reference, timeout=max(0.0, asked_s + limit_s - time.monotonic()))
+            except ray.exceptions.RayError:
+                stacks[component] = f"(it did not answer in {limit_s:g} s)"
         return stacks
+
+    def _stack_wait_s(self, component: str) -> float:
+        """The learner asks its other ranks, one after the other, and waits for each as long."""
+        return STACK_WAIT_S * (self._plan.machines.learner.num_ranks if component == "learner" else 1)
 
     def pids(self) -> dict[str, int]:
         """The actors on this machine."""
@@ -250,7 +270,7 @@ class RayRuntime:
             arrival.is_held = True
             self._report_arrivals(lane)
             return
-        held = self._keeper.ask("hold", arrival.key, [data], group=STORE)
+        held = self._keeper.ask("hold", arrival.key, [data], self._plan.sync_timeout_s, group=CARRY)
         self._then(held, partial(self._hear_hold, lane, arrival))
 
     def _hear_hold(self, lane: Lane, arrival: Arrival, future: Future[Any]) -> None:
@@ -273,7 +293,8 @@ class RayRuntime:
             segment = arrival.segment
             if segment.data is None:
                 self._held[segment.ticket.number] = arrival.key
-                segment = replace(segment, data=HeldData(self._keeper.handle, arrival.key))
+                data = HeldData(self._keeper.handle, arrival.key, self._plan.sync_timeout_s)
+                segment = replace(segment, data=data)
             self._happened.append(SegmentReady(segment, arrival.state, arrival.num_bytes))
 
     def release(self, tickets: Sequence[int]) -> None:
@@ -353,11 +374,8 @@ class RayRuntime:
 
     # ------------------------------------------------------------ evaluating
 
-    def evaluate(self, version: int, seed: int, blocking: bool) -> None:
-        """Evaluate in the learner's actor, or in one of its own on a frozen copy."""
-        if blocking:
-            self._submit("evaluate", version, seed)
-            return
+    def evaluate(self, version: int, seed: int) -> None:
+        """Evaluate a frozen copy of the weights, in an actor of its own."""
         if "evaluator" not in self._places:
             reason = "Ray has no room for an evaluator: lower runtime.ray.evaluator_resources or add a node"
             self._happened.append(EvalEnded(version, None, 0.0, reason))
@@ -490,7 +508,7 @@ class RayRuntime:
                 continue
             if passed_s > _AWAY_S:  # the driver itself did not run: nobody else is to blame
                 part.started_s += passed_s
-            if now_s - part.started_s > self._plan.start_timeout_s:
+            if now_s - part.started_s > part.patience_s:
                 self._did_not_start(part)
 
     def _feel_pulse(self, part: Part, now_s: float) -> None:
@@ -513,7 +531,9 @@ class RayRuntime:
             self._down(part, how_it_ended(part, error))
 
     def _did_not_start(self, part: Part) -> None:
-        limit = f"did not start within {self._plan.start_timeout_s:g} s (runtime.start_timeout_s)"
+        waits = round(part.patience_s / self._plan.start_timeout_s)
+        times = f"{waits} times " if waits > 1 else ""
+        limit = f"did not start within {part.patience_s:g} s ({times}runtime.start_timeout_s)"
         wanted = ", ".join(f"{name} {amount:g}" for name, amount in part.place.resources.items())
         free = ray.available_resources()
         has = ", ".join(f"{name} {free.get(name, 0.0):g}" for name in part.place.resources)

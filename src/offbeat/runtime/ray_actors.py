@@ -264,17 +264,20 @@ def _num_bytes(data: Any) -> int:
 # ---------------------------------------------------------------- keeping
 
 
-class Keeper:
-    """Segments that have arrived, by key. Called from several threads."""
+class KeeperActor(Actor):
+    """Keeps segments that have arrived, by key, beside its other work: several threads call it."""
 
-    def __init__(self) -> None:
+    def __init__(self, surroundings: Surroundings, payload: bytes) -> None:
+        super().__init__(surroundings, payload)
         self._kept: dict[int, Any] = {}
         self._lock = threading.Lock()
 
-    def hold(self, key: int, references: Sequence[Any]) -> str | None:
+    def hold(self, key: int, references: Sequence[Any], timeout_s: float) -> str | None:
         """Bring a segment's data here and keep it; say why when that does not work."""
         try:
-            data = ray.get(references[0])
+            data = ray.get(references[0], timeout=timeout_s)
+        except ray.exceptions.GetTimeoutError:
+            return f"its data did not arrive within {timeout_s:g} s (async_training.sync_timeout)"
         except ray.exceptions.RayError as error:
             return str(error).partition("\n")[0]
         with self._lock:
@@ -293,44 +296,27 @@ class Keeper:
                 self._kept.pop(key, None)
 
 
-class StoreActor(Actor):
+class StoreActor(KeeperActor):
     """Keeps the segments of a replay run, on the learner's node."""
 
-    _keeper: Keeper
-
     def make(self, payload: Any) -> None:
-        """Nothing to make but the keeper."""
-        self._keeper = Keeper()
-
-    def hold(self, key: int, references: Sequence[Any]) -> str | None:
-        """Bring a segment's data here."""
-        return self._keeper.hold(key, references)
-
-    def give(self, keys: Sequence[int]) -> list[Any]:
-        """The data of these segments."""
-        return self._keeper.give(keys)
-
-    def drop(self, keys: Sequence[int]) -> None:
-        """Forget these segments."""
-        self._keeper.drop(keys)
+        """There is nothing to make."""
 
 
 # ---------------------------------------------------------------- learning
 
 
-class LearnerActor(Actor):
+class LearnerActor(KeeperActor):
     """Trains, publishes and saves, one job after the other; keeps segments beside that.
 
     A job answers with what happened, and with a reference to weights where it made some.
     """
 
     _desk: LearnerDesk
-    _keeper: Keeper
 
     def make(self, payload: tuple[Plan, StateTree | None, Sequence[Place]]) -> None:
         """Make the learner where it left off, with ranks in other ``places`` when there are any."""
         plan, state, places = payload
-        self._keeper = Keeper()
         self._happened: list[Happening] = []
         self._references: list[Any] = []
         if places:
@@ -360,7 +346,7 @@ class LearnerActor(Actor):
         kept = [key for key in keys if key is not None]
         try:
             is_here = store is None or not kept
-            found = self._keeper.give(kept) if is_here else ray.get(store.give.remote(kept))
+            found = self.give(kept) if is_here else ray.get(store.give.remote(kept))
         except (KeyError, ray.exceptions.RayError) as error:
             return [Broken(TrainError(f"segments of round {batch.version} are not there: {error!r}"))], []
         data = iter(found)
@@ -379,10 +365,6 @@ class LearnerActor(Actor):
         """Copy everything the learner is."""
         return self._do(self._desk.snapshot)
 
-    def evaluate(self, version: int, seed: int) -> Outcome:
-        """Evaluate here: training waits for it anyhow."""
-        return self._do(lambda: self._desk.evaluate_here(version, seed))
-
     def freeze(self, version: int) -> Outcome:
         """Put weights of this version where an evaluator can fetch them."""
         return self._do(lambda: self._desk.hand_weights(lambda weights: self._put_weights(version, weights)))
@@ -398,18 +380,6 @@ class LearnerActor(Actor):
         self._happened.clear()
         self._references = []
         return happened, references
-
-    def hold(self, key: int, references: Sequence[Any]) -> str | None:
-        """Bring a segment's data here, beside whatever is trained."""
-        return self._keeper.hold(key, references)
-
-    def give(self, keys: Sequence[int]) -> list[Any]:
-        """The data of these segments."""
-        return self._keeper.give(keys)
-
-    def drop(self, keys: Sequence[int]) -> None:
-        """Forget these segments."""
-        self._keeper.drop(keys)
 
 
 def _with_data(segment: Segment) -> Segment:
@@ -431,7 +401,7 @@ def _portable(happening: Happening) -> Happening:
 
 
 class EvaluatorActor(Actor):
-    """Judges frozen weights beside training."""
+    """Judges frozen weights, in a process that the learner does not depend on."""
 
     _weights: WeightsReader
     _evaluator: LazyEvaluator

@@ -22,9 +22,11 @@ from offbeat.runtime.ray_placement import Node, Place
 _BECAUSE = ("The actor is dead because", "The actor died because")
 _CONNECT_TIMEOUT_S = 0.5
 _JOIN_TIMEOUT_S = 5.0
-LIFE, STORE = "life", "store"
-"""Concurrency groups: what an actor answers beside its work."""
-_GROUPS = {LIFE: 2, STORE: 4}
+STACK_WAIT_S = 1.0
+LIFE, CARRY, STORE = "life", "carry", "store"
+"""Concurrency groups: what an actor answers beside its work. To give is not to wait for what is carried."""
+_GROUPS = {LIFE: 2, CARRY: 4, STORE: 2}
+_CLASSES: dict[type[Actor], Any] = {}
 # A node that does not answer for about 5 s is dead; Ray's own default is about 30 s.
 _SEES_DEATH = {
     "health_check_initial_delay_ms": 1000,
@@ -43,6 +45,7 @@ class Cluster:
     def open(self, config: RayConfig, num_cpus: int) -> None:
         """Use the Ray that is there, join ``config.address``, or start one with ``num_cpus`` or more."""
         if ray.is_initialized():
+            _check_in_use(config.address)
             return
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         if config.address is None:
@@ -78,6 +81,7 @@ class Cluster:
 def _own_ray(config: RayConfig, num_cpus: int) -> dict[str, Any]:
     options: dict[str, Any] = {
         "address": "local",
+        "_node_ip_address": "127.0.0.1",  # nobody else is to reach it
         "include_dashboard": False,
         # Actors of a run are few and wait for each other: more of them than cores must not wait for Ray.
         "num_cpus": max(num_cpus, os.cpu_count() or 1),
@@ -86,6 +90,27 @@ def _own_ray(config: RayConfig, num_cpus: int) -> dict[str, Any]:
     if config.object_store_mb is not None:
         options["object_store_memory"] = config.object_store_mb * 2**20
     return options
+
+
+def _check_in_use(address: str | None) -> None:
+    """Refuse an address that is not the one of the Ray that this process uses already."""
+    in_use = str(ray.get_runtime_context().gcs_address)
+    if address in (None, "auto", in_use) or _resolved(str(address)) == _resolved(in_use):
+        return
+    raise ConfigError(
+        f"runtime.ray.address={address}, but this process uses the Ray at {in_use} already: call "
+        "ray.shutdown() before the run, or leave runtime.ray.address out to use that one"
+    )
+
+
+def _resolved(address: str) -> tuple[str, str]:
+    """Host and port, with a number for the host; this machine has one however it is called."""
+    host, _, port = address.rpartition(":")
+    try:
+        number = socket.gethostbyname(host)
+    except OSError:
+        return host, port
+    return (ray.util.get_node_ip_address() if number.startswith("127.") else number), port
 
 
 def _check_address(address: str) -> None:
@@ -157,8 +182,14 @@ def make_actor(kind: type[Actor], where: Place, surroundings: Surroundings, payl
         options["memory"] = named.pop("memory")
     options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(where.node.id, soft=True)
     options |= {"max_restarts": 0, "max_task_retries": 0}  # the session decides what is replaced
-    actor = ray.remote(concurrency_groups=_GROUPS)(kind).options(**options, resources=named)
-    return actor.remote(surroundings, packed)
+    return _actor_class(kind).options(**options, resources=named).remote(surroundings, packed)
+
+
+def _actor_class(kind: type[Actor]) -> Any:
+    """One class of Ray's for all actors of a kind: it is sent to the cluster once, not with every actor."""
+    if kind not in _CLASSES:
+        _CLASSES[kind] = ray.remote(concurrency_groups=_GROUPS)(kind)
+    return _CLASSES[kind]
 
 
 def kill_actor(handle: Any) -> None:

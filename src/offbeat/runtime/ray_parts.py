@@ -17,37 +17,41 @@ from offbeat.runtime.ray_placement import Place
 from offbeat.runtime.supervision import Pulse
 from offbeat.types import RemoteData, Segment, StateTree, Ticket
 
-_FETCH_TIMEOUT_S = 60.0
-
 
 class HeldData(RemoteData):
     """Data of a segment that is kept beside the learner."""
 
-    def __init__(self, keeper: Any, key: int) -> None:
+    def __init__(self, keeper: Any, key: int, timeout_s: float) -> None:
         self.key = key
         self._keeper = keeper
+        self._timeout_s = timeout_s
 
     def fetch(self) -> Any:
         """Bring a copy here."""
         asked = self._keeper.give.options(concurrency_group=STORE).remote([self.key])
         try:
-            (data,) = ray.get(asked, timeout=_FETCH_TIMEOUT_S)
+            (data,) = ray.get(asked, timeout=self._timeout_s)
         except ray.exceptions.RayError as error:
-            raise LearnerLost(
-                f"a segment kept beside the learner cannot be fetched: {cause_of(error)}"
-            ) from error
+            is_late = isinstance(error, ray.exceptions.GetTimeoutError)
+            late = f"it did not arrive within {self._timeout_s:g} s (async_training.sync_timeout)"
+            reason = late if is_late else cause_of(error)
+            raise LearnerLost(f"a segment kept beside the learner cannot be fetched: {reason}") from error
         return copy.deepcopy(data)  # what Ray gives lies in memory that ends with it
 
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """An actor as the driver knows it. One that ``is_gone`` is not listened to any more."""
+    """An actor as the driver knows it. One that ``is_gone`` is not listened to any more.
+
+    ``patience_s`` is how long it may take to start.
+    """
 
     name: str
     component: str
     handle: Any
     place: Place
     started_s: float
+    patience_s: float
     is_up: bool = False
     is_gone: bool = False
     pid: int = 0
@@ -87,7 +91,7 @@ class Arrival:
 class Lane:
     """A collector's actor, what it was asked, and what comes from it.
 
-    Two tickets at most are with the actor, so that it never waits for a round trip; the others wait here.
+    Two tickets at most are with the actor, so that it need not wait for a round trip; the others wait here.
     """
 
     number: int

@@ -13,11 +13,9 @@ from offbeat.errors import OffbeatError
 from offbeat.runtime.base import Plan
 from offbeat.runtime.ranks import Answer, Follower, Peer, PeerGone, RankAssignment, Request
 from offbeat.runtime.ray_actors import Actor, Started, Surroundings
-from offbeat.runtime.ray_cluster import LIFE, cause_of, kill_actor, make_actor
+from offbeat.runtime.ray_cluster import LIFE, STACK_WAIT_S, cause_of, kill_actor, make_actor
 from offbeat.runtime.ray_import import ray
 from offbeat.runtime.ray_placement import Place
-
-_STACK_WAIT_S = 1.0
 
 
 class RankActor(Actor):
@@ -109,7 +107,7 @@ class RayPeer:
         """Where it is, by its own account."""
         try:
             asked = self._handle.stack.options(concurrency_group=LIFE).remote()
-            return str(ray.get(asked, timeout=_STACK_WAIT_S))
+            return str(ray.get(asked, timeout=STACK_WAIT_S))
         except ray.exceptions.RayError:
             return ""
 
@@ -118,8 +116,8 @@ class RayPeer:
         kill_actor(self._handle)
 
     def end(self, timeout_s: float) -> None:
-        """End its actor: it holds nothing that needs an orderly end."""
-        kill_actor(self._handle)
+        """End it: it holds nothing that needs an orderly end."""
+        self.kill()
 
 
 class RayCrew:

@@ -69,12 +69,13 @@ class ThreadRuntime:
                 self._runners[lane] = make_runner(self._plan.lane(lane, start))
             except Exception:
                 text = f"collector {lane} raised while starting:\n{traceback.format_exc()}"
+                thread.forget()
                 self._happened.put(CollectorDown(lane, text.rstrip(), raised=True))
             else:
                 self._happened.put(CollectorUp(lane))
 
-        self._lanes[lane] = JobThread(f"collector-{lane}", self._happened.put)
-        self._lanes[lane].submit(make)
+        thread = self._lanes[lane] = JobThread(f"collector-{lane}", self._happened.put)
+        thread.submit(make)
 
     def kill_lane(self, lane: int, reason: str) -> None:
         """A thread cannot be killed: the run ends and says so."""
@@ -115,11 +116,8 @@ class ThreadRuntime:
         """Copy the learner when it comes to it."""
         self._learner_thread.submit(self._desk.snapshot)
 
-    def evaluate(self, version: int, seed: int, blocking: bool) -> None:
-        """Evaluate in the learner's thread, or beside it on a snapshot."""
-        if blocking:
-            self._learner_thread.submit(lambda: self._desk.evaluate_here(version, seed))
-            return
+    def evaluate(self, version: int, seed: int) -> None:
+        """Evaluate a snapshot in a thread of its own."""
         thread = self._eval_thread or JobThread("evaluator", self._happened.put)
         evaluator = self._evaluator or LazyEvaluator(self._plan.evaluator())
         self._eval_thread, self._evaluator = thread, evaluator

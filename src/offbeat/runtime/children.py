@@ -1,0 +1,158 @@
+"""A child process that serves one role: started, watched and ended by its driver."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import IO, Any
+
+import cloudpickle
+import numpy as np
+import psutil
+
+from offbeat.errors import ConfigError
+from offbeat.runtime.base import Plan
+from offbeat.runtime.shared import Block, pack_object
+from offbeat.runtime.supervision import Pulse
+
+_WORKER = "offbeat.runtime.worker"
+_CLOSE_TIMEOUT_S = 5.0
+_STACK_WAIT_S = 0.3
+
+
+class WorkerProcess:
+    """A child process with a pipe, and a memory file into which it writes its stack when asked."""
+
+    def __init__(self, name: str, plan: Plan, payload: tuple[Any, ...]) -> None:
+        self.name = name
+        self.is_up = False
+        self.started_s = time.monotonic()
+        limits = plan.machines.runtime
+        self._pulse = Pulse(limits.heartbeat_timeout_s or math.inf, self.started_s)
+        packed = pack_object(_pickled(name, payload))
+        with contextlib.ExitStack() as made:  # what is undone when the process cannot be started
+            ours, theirs = (made.enter_context(end) for end in socket.socketpair())
+            self._stack_fd = _stack_file()
+            made.callback(os.close, self._stack_fd)
+            self._payload = Block.create(packed.num_bytes)
+            made.callback(self._payload.close)
+            self._counter = Block.create(8)
+            made.callback(self._counter.close)
+            packed.write(self._payload.bytes)
+            self._counter.bytes[:] = 0
+            descriptors = (theirs.fileno(), self._stack_fd)
+            pulse = (self._counter.address, str(limits.heartbeat_interval_s))
+            with _log_file(plan.log_dir, name) as log:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", _WORKER, *map(str, descriptors), self._payload.address, *pulse],
+                    pass_fds=descriptors,
+                    env=_worker_environment(plan.worker_threads),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+            made.pop_all()
+        theirs.close()
+        self.connection = Connection(ours.detach())
+
+    def came_up(self) -> None:
+        """It has made its role and needs what it was made from no longer."""
+        self.is_up = True
+        self._payload.close()
+
+    @property
+    def has_beaten(self) -> bool:
+        """Whether its heart has begun to beat: before that only its start is limited."""
+        return self._count > 0
+
+    @property
+    def _count(self) -> int:
+        return int(self._counter.bytes.view(np.int64)[0])
+
+    def is_dead(self, now_s: float) -> bool:
+        """Whether it has given no sign of life for too long, by its own counter and the processor's."""
+        try:
+            process = psutil.Process(self.process.pid)
+            used, is_stopped = process.cpu_times(), process.status() == psutil.STATUS_STOPPED
+        except psutil.Error:
+            return False  # its pipe tells
+        return self._pulse.is_dead(self._count, used.user + used.system, now_s, is_stopped)
+
+    def tell(self, message: Any) -> None:
+        """Send a message. To a dead worker it is lost, and the end of its pipe tells of the death."""
+        with contextlib.suppress(OSError):
+            self.connection.send(message)
+
+    def stack(self) -> str:
+        """Where the process is, by its own account; empty when it does not answer."""
+        self.process.send_signal(signal.SIGUSR1)
+        time.sleep(_STACK_WAIT_S)
+        return os.pread(self._stack_fd, 1 << 16, 0).decode(errors="replace").rstrip()
+
+    def end(self, timeout_s: float = 0.0) -> None:
+        """Ask the process to stop, kill it when it has not after ``timeout_s``, and reap it."""
+        if timeout_s > 0 and self.process.poll() is None:
+            self.tell(None)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout_s)
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._payload.close()
+        self._counter.close()
+        self.connection.close()
+        os.close(self._stack_fd)
+
+    def how_it_ended(self) -> str:
+        """The exit in words, with the native traceback if there was one."""
+        try:
+            code = self.process.wait(timeout=_CLOSE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return f"{self.name} (pid {self.process.pid}) closed its pipe and did not end"
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        stack = os.pread(self._stack_fd, 1 << 16, 0).decode(errors="replace").rstrip()
+        return f"{self.name} (pid {self.process.pid}) {how}" + (f"\n{stack}" if stack else "")
+
+
+def _pickled(name: str, payload: tuple[Any, ...]) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(payload))
+    except Exception as error:
+        raise ConfigError(
+            f"the role of {name} cannot be sent to a process ({error}): make it there with "
+            "PerWorker(make), or use runtime='threads'"
+        ) from error
+
+
+def _log_file(directory: Path | None, name: str) -> contextlib.AbstractContextManager[IO[bytes] | None]:
+    """Where a worker's output goes; without a file that can be written, where the driver's own goes."""
+    if directory is not None:
+        with contextlib.suppress(OSError):
+            return open(directory / f"{name}.log", "ab", buffering=0)
+    return contextlib.nullcontext()
+
+
+def _stack_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("offbeat-stack")
+    import tempfile
+
+    descriptor, path = tempfile.mkstemp(prefix="offbeat-stack-")
+    os.unlink(path)
+    return descriptor
+
+
+def _worker_environment(num_threads: int) -> dict[str, str]:
+    threads = {
+        name: str(num_threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    }
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return {**os.environ, **threads, "PYTHONPATH": path}
