@@ -39,6 +39,7 @@ install: $(VENV)/.installed
 
 # torch comes first and by itself: its pinned CPU build keeps pip from choosing one with CUDA packages.
 $(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "Installing into $(VENV): about a minute, most of it torch and Ray"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"

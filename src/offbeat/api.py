@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -99,9 +100,15 @@ def train(
     config = load_config(recipe, chosen)
     _try_out(config)
     source = _name_of(config, recipe)
+    is_new = config.run.dir is None or not Path(config.run.dir).exists()
     run_dir = _make_run_dir(config, source)
     _write_description(run_dir, config, recipe, chosen)
-    return _run(config, run_dir, source, callbacks)
+    try:
+        return _run(config, run_dir, source, callbacks)
+    except ConfigError:
+        if is_new and not (run_dir / "checkpoints").exists():
+            shutil.rmtree(run_dir, ignore_errors=True)  # refused before it began: it leaves no trace
+        raise
 
 
 def resume(
@@ -163,7 +170,10 @@ def replay_run(run_dir: str | Path) -> ReplayReport:
     changes = [_until(path) for path in earlier]
     later = [(version, pipeline.plan()) for version, pipeline in zip(changes, pipelines[1:], strict=True)]
     with _few_threads(configs[0]):
-        return pipelines[0].replay(later)
+        report = pipelines[0].replay(later)
+    for warning in report.warnings:
+        print(f"note: {warning}", file=sys.stderr)
+    return report
 
 
 def digest(run_dir: str | Path) -> str:

@@ -133,7 +133,7 @@ class Pipeline:
                 replayer.switch(plan)
             learner = replayer.run(saved.version)
         recorded, repeated = learner_digest(saved.parts["learner"]), learner_digest(learner.state_dict())
-        return ReplayReport(recorded == repeated, repeated, recorded, saved.version)
+        return ReplayReport(recorded == repeated, repeated, recorded, saved.version, saved.warnings)
 
     def _pristine_learner(self) -> Learner | None:
         """A copy of a learner object as it was when the pipeline was made; None for one made anew anyhow."""

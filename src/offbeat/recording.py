@@ -36,7 +36,7 @@ from offbeat.observe.sinks import SinkList, make_sinks
 from offbeat.observe.stats import StatsLog
 from offbeat.observe.system import SystemMonitor
 from offbeat.pacing import Coordinator
-from offbeat.pacing.messages import DialTurned, Event, Finish, Signals
+from offbeat.pacing.messages import DialTurned, Event, Finish, Signals, StopRequested
 from offbeat.replaying import Arrival, Round
 from offbeat.runtime.base import EvalEnded, Health, RoundDone
 from offbeat.runtime.supervision import Wait
@@ -138,6 +138,7 @@ class Recorder:
         self._scores: dict[int, float] = {}
         self._eval_skipped = 0
         self._health: dict[str, Health] = {}
+        self._has_begun = False
         self._finish: Finish | None = None
         self._saves_nothing = False
         self._issued_at_s: dict[int, float] = {}
@@ -152,6 +153,7 @@ class Recorder:
 
     def begin(self, saved: LoadedCheckpoint | None, resumed: bool, control: RunControl) -> None:
         """Open the files; go back to where the checkpoint was taken."""
+        self._has_begun = True
         version = saved.version if saved is not None else 0
         if saved is not None:
             self._meter.load_state_dict(saved.parts["meter"])
@@ -165,7 +167,7 @@ class Recorder:
         for warning in saved.warnings if saved is not None else ():
             self.notice(warning)
         if resumed and saved is None:
-            self.notice("the run was killed before its first checkpoint: it starts again from round 0")
+            self.notice("the run has no checkpoint yet: it starts again from round 0")
 
     def _open(self, directory: Path, saved: LoadedCheckpoint | None, resumed: bool) -> _Files:
         own = saved.parts["recorder"] if saved is not None else {}
@@ -190,6 +192,8 @@ class Recorder:
         reason = self._finish.reason if self._finish is not None else str(error)
         reason = reason if going_on is None else going_on.reason
         version, seconds = self._coordinator.version, perf_counter() - self._begun_s
+        if not self._has_begun:
+            return  # nobody was told of a beginning
         try:
             self._tell_faults()
             for component, state in list(self._health.items()):
@@ -370,6 +374,8 @@ class Recorder:
         if isinstance(event, DialTurned):
             self._event("dial", {"off_policy_degree": event.off_policy_degree})
             self._log(logging.INFO, f"off_policy_degree turned to {event.off_policy_degree}")
+        elif isinstance(event, StopRequested) and event.within_s is not None:
+            self.notice(f"{event.reason}: ends after the round at hand; a second signal ends it at once")
 
     # ------------------------------------------------------------ weights, evaluation
 

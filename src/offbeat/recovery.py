@@ -19,6 +19,7 @@ from offbeat.session import Beginning, Report, Session
 LONGEST_PAUSE_S = 30.0
 """However often a run was restarted, it waits no longer than this for the next start."""
 _LOOK_EVERY_S = 0.1
+_WINDOW_S = 3600.0  # so long without a crash begins a new row
 
 
 class Recovery:
@@ -32,7 +33,8 @@ class Recovery:
     def __init__(self, settings: RunSection, run_dir: Path | None) -> None:
         self._settings = settings
         self._run_dir = run_dir
-        self._attempts = 0
+        self._attempts = self._in_a_row = 0
+        self._restarted_s = time.monotonic()
         self._losses: list[Loss] = []
         self._raised_at: int | None = None
         self._went_back_to: int | None = None
@@ -40,9 +42,11 @@ class Recovery:
     def after(self, error: OffbeatError, session: Session) -> Beginning | None:
         """Where to go on after this error; None: nowhere, it ends the run."""
         is_rollback = isinstance(error, DivergedError)
+        if time.monotonic() - self._restarted_s > _WINDOW_S:
+            self._in_a_row = 0
         if (
             session.is_to_stop
-            or self._attempts >= self._settings.max_restarts
+            or self._in_a_row >= self._settings.max_restarts
             or (is_rollback and self._settings.on_nan != "rollback")
         ):
             return None
@@ -54,8 +58,10 @@ class Recovery:
         if saved is None:
             return None
         self._attempts += 1
+        self._in_a_row += 1
+        self._restarted_s = time.monotonic()
         kind: Literal["rollback", "restart"] = "rollback" if is_rollback else "restart"
-        session.go_on(Restart(kind, saved.version, str(error), self._attempts, self._settings.max_restarts))
+        session.go_on(Restart(kind, saved.version, str(error), self._in_a_row, self._settings.max_restarts))
         self._losses += [*session.losses, Loss("learner", str(error), session.version)]
         return Beginning(saved, resumed=True, rollback=self._attempts if is_rollback else 0)
 
@@ -76,7 +82,7 @@ class Recovery:
 
     def pause(self, requests: Collection[Event]) -> None:
         """Wait before the run is begun again, longer each time, but not when it is asked to stop."""
-        delay_s = min(self._settings.restart_delay_s * 2.0 ** (self._attempts - 1), LONGEST_PAUSE_S)
+        delay_s = min(self._settings.restart_delay_s * 2.0 ** (self._in_a_row - 1), LONGEST_PAUSE_S)
         until_s = time.monotonic() + delay_s
         while (left_s := until_s - time.monotonic()) > 0:
             if any(isinstance(request, StopRequested) for request in requests):

@@ -86,6 +86,7 @@ class ReplayReport:
     digest: str
     recorded_digest: str
     rounds: int
+    warnings: tuple[str, ...] = ()
 
 
 class Replayer:

@@ -339,7 +339,7 @@ class Session:
                 self._recorder.health(component, state, detail)
             case LearnerDown(reason):
                 self._recorder.health("learner", "down", reason)
-                raise LearnerLost(f"the learner was lost: {reason}")
+                raise LearnerLost(reason)
             case Broken(error):
                 raise error
 
@@ -365,7 +365,8 @@ class Session:
 
     def _collector_up(self, lane: int) -> None:
         self._lanes.up(lane, perf_counter())
-        self._recorder.health(collector_name(lane), "up")
+        pid = self._runtime.pids().get(f"worker_{lane}")
+        self._recorder.health(collector_name(lane), "up", "" if pid is None else f"pid {pid}")
         self._tell(LaneReady(lane))
 
     def _collector_down(self, lane: int, reason: str, raised: bool) -> None:

@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,10 @@ def test_run_that_dies_at_the_same_place_again_does_not_loop(tmp_path: Path) -> 
     assert len(restarts(directory)) == 1
     assert "no further than before restart 1" in json.loads(output.splitlines()[-1])["error"]
     assert f"offbeat resume {directory}" in output
+    last = read_events(directory / "events.jsonl")[-1]
+    assert (last["kind"], last["failed"]) == ("finish", True)
+    assert "no further than before restart 1" in last["reason"]
+    assert "no further than before restart 1" in (directory / "logs" / "run.log").read_text()
 
 
 @pytest.mark.slow
@@ -170,6 +175,19 @@ def test_signals_are_passed_on_once_each(guarded: Run, number: int) -> None:
     child_of(process).kill()
     assert process.stdout.read() == "", "no third time, and no restart: somebody had asked for an end"
     assert process.wait(timeout=10) == 128 + signal.SIGKILL
+
+
+def test_second_signal_ends_a_child_that_does_not_answer(guarded: Run) -> None:
+    process = guarded('say("here"); time.sleep(60)')
+    assert process.stdout is not None
+    process.stdout.readline()
+    child = child_of(process)
+    child.suspend()
+    for _ in range(2):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+    assert process.wait(timeout=30) == 128 + signal.SIGKILL
+    assert not child.is_running()
 
 
 def test_control_c_of_a_terminal_is_not_passed_on(tmp_path: Path) -> None:

@@ -202,6 +202,18 @@ def test_full_disk_costs_the_checkpoint_and_not_the_run(small_run: Run, monkeypa
     assert any("No space left" in text for text in notices)
 
 
+def test_refused_start_leaves_no_directory(small_run: Run, tmp_path: Path, monkeypatch: Any) -> None:
+    def refuse(*args: Any) -> None:
+        raise ConfigError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("offbeat.runtime.inline.InlineRuntime.start", refuse)
+        with pytest.raises(ConfigError, match="no room"):
+            small_run({"runtime.kind": "inline"})
+    assert not (tmp_path / "run").exists()
+    assert small_run({"runtime.kind": "inline"}).rounds == 6
+
+
 def test_goal_stops_the_run(small_run: Run) -> None:
     result = small_run({"runtime.kind": "inline", "run.stop_return": 1.0, "run.rounds": 500})
     assert result.rounds < 500

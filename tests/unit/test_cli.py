@@ -23,6 +23,7 @@ from offbeat.cli.output import show_table
 from offbeat.cli.summary import summary_rows
 from offbeat.errors import ConfigError, OffbeatError, StallError
 from offbeat.lanes import Loss
+from offbeat.observe.events import EventLog
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,8 +49,8 @@ class FakeResult:
     steps_per_s: float = 5120.0
     max_staleness: int = 1
     interrupted: bool = False
-    losses: tuple[Loss, ...] = (Loss("collector_1", "killed by SIGKILL", 14, 0.7),)
-    restarts: int = 1
+    losses: tuple[Loss, ...] = ()
+    restarts: int = 0
 
 
 class Calls:
@@ -149,15 +150,23 @@ def test_train_hands_over_recipe_and_overrides(api: Calls, capsys: pytest.Captur
         assert text in shown
 
 
-def test_summary_names_what_was_lost_and_replaced() -> None:
-    rows = summary_rows(FakeResult())  # type: ignore[arg-type]
-    assert rows["lost and replaced"] == "collector_1 at round 14, replaced after 0.7 s: killed by SIGKILL"
-    assert rows["restarts"] == "1, from checkpoints"
-    many = tuple(Loss("learner", "gone\nsecond line", version) for version in range(20))
-    lines = summary_rows(FakeResult(losses=many))["lost and replaced"].splitlines()  # type: ignore[arg-type]
-    assert lines[0].startswith("12 earlier ones")
-    assert lines[-1] == "learner at round 19: gone"
-    assert "lost and replaced" not in summary_rows(FakeResult(losses=()))  # type: ignore[arg-type]
+def test_summary_names_what_was_lost_in_every_start_of_the_run(tmp_path: Path) -> None:
+    events = EventLog(tmp_path / "events.jsonl", clock=iter(range(100, 200)).__next__)
+    events.append("start", {"version": 0})
+    for _ in range(10):
+        down = {"component": "collector_1", "state": "down", "detail": "killed by SIGKILL\nsecond line"}
+        events.append("health", down)
+        events.append("health", {"component": "collector_1", "state": "up"})
+    events.append("restart", {"version": 5, "reason": "killed by SIGSEGV at round 7", "attempt": 1})
+    events.append("resume", {"version": 5})
+    events.close()
+    rows = summary_rows(FakeResult(run_dir=tmp_path))  # type: ignore[arg-type]
+    lines = rows["lost and replaced"].splitlines()
+    assert lines[0] == "2 earlier ones: see `offbeat status`"
+    assert lines[-1] == "collector_1, replaced after 1.0 s: killed by SIGKILL"
+    assert rows["restarts"] == "1, from checkpoints; the last one: killed by SIGSEGV at round 7"
+    assert rows["wall time"] == "20.0 s since the last start, 22.0 s since the first"
+    assert "lost and replaced" not in summary_rows(FakeResult())  # type: ignore[arg-type]
 
 
 def test_summary_of_a_run_that_measured_nothing() -> None:

@@ -147,16 +147,34 @@ def test_max_queue_size_limits_what_is_outstanding() -> None:
 # ---------------------------------------------------------------- losses
 
 
-def test_a_lost_ticket_is_issued_again_on_its_lane_with_newest_weights_and_its_old_deadline() -> None:
-    coordinator = make(num_lanes=2, off_policy_degree=1)
+def test_a_lost_ticket_waits_for_its_own_lane_at_zero() -> None:
+    coordinator = make(num_lanes=2, segments_per_round=2)
     _, lost = tickets(begin(coordinator))
     arrive(coordinator, 0)
     assert coordinator.handle(LaneLost(1), 0.0) == []
     assert coordinator.counts().lost == 1
-    assert all(t.lane == 0 for t in tickets(end_round(coordinator)))
-    again = tickets(coordinator.handle(LaneReady(1), 0.0))
-    assert again == [replace(lost, version=1, attempt=1)]
-    assert again[0].deadline == 1
+    assert tickets(coordinator.handle(LaneReady(1), 0.0)) == [replace(lost, attempt=1)]
+
+
+def test_a_lost_ticket_goes_to_a_free_lane_with_newest_weights_and_its_old_deadline() -> None:
+    coordinator = make(num_lanes=2, off_policy_degree=1)
+    _, lost = tickets(begin(coordinator))
+    arrive(coordinator, 0)
+    again = tickets(coordinator.handle(LaneLost(1), 0.0))
+    assert again == [replace(lost, lane=0, attempt=1)]
+    assert coordinator.counts().lost == 0
+    coordinator.handle(LaneLost(0), 0.0)
+    assert coordinator.counts().lost == 1, "nobody is left to take it"
+    end_round(coordinator)
+    assert tickets(coordinator.handle(LaneReady(1), 0.0))[0] == replace(lost, lane=1, version=1, attempt=2)
+
+
+def test_a_lost_ticket_waits_while_every_lane_is_busy() -> None:
+    coordinator = make(num_lanes=2, off_policy_degree=3)
+    _, lost = tickets(begin(coordinator))
+    assert coordinator.handle(LaneLost(1), 0.0) == []
+    again = tickets(arrive(coordinator, 0))
+    assert again[0] == replace(lost, lane=0, attempt=1), "it comes before any new ticket"
 
 
 def test_a_ticket_may_be_lost_again_and_again() -> None:

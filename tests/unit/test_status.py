@@ -98,6 +98,21 @@ def test_state_of_a_run_nobody_runs(
     assert "Traceback" not in shown(found)
 
 
+def test_run_that_holds_its_directory_and_starts_again_is_restarting(write: Write, held: None) -> None:
+    restart = {"version": 5, "reason": "SIGKILL", "attempt": 1}
+    found = look(write(BEGUN, trained(3.0, 7), (1.0, "restart", restart)), NOW_S)
+    assert (found.state, found.is_well) == ("restarting", True)
+
+
+def test_nothing_is_offered_where_no_checkpoint_is_whole(write: Write) -> None:
+    directory = write(BEGUN, trained(3.0, 7), (1.0, "finish", {"reason": "done", "failed": False}))
+    manager = CheckpointManager(directory / "checkpoints")
+    path = manager.save(7, {"learner": {"w": np.zeros(2)}}, {"w": np.zeros(2)})
+    assert look(directory, NOW_S).next_commands
+    (path / "manifest.json").write_bytes(b"{}")
+    assert look(directory, NOW_S).next_commands == ()
+
+
 def test_running_run_tells_pid_speed_and_what_is_left(write: Write, held: None) -> None:
     directory = write(BEGUN, *(trained(20 - 2 * i, i + 1, age=i % 3) for i in range(10)))
     (directory / "resolved.yaml").write_text("run:\n  rounds: 110\n  name: pole\n")

@@ -30,7 +30,7 @@ def test_worker_that_neither_counts_nor_computes_is_dead_after_the_limit() -> No
 
 def test_stopped_worker_is_given_up_sooner() -> None:
     pulse = Pulse(8.0, 0.0)
-    assert [pulse.is_dead(1, 1.0, float(second), is_stopped=True) for second in range(4)].index(True) == 2
+    assert [pulse.is_dead(1, 1.0, float(second), is_stopped=True) for second in range(4)].index(True) == 1
 
 
 def test_worker_deep_in_native_code_is_busy_not_dead() -> None:

@@ -21,6 +21,7 @@ from offbeat.cli.supervise import Charge, Death, show_cursor
 from offbeat.config.models import RunSection
 from offbeat.observe.callbacks import Callback, RunInfo
 from offbeat.observe.events import EventLog
+from offbeat.observe.logs import close_log, open_log
 from offbeat.recovery import LONGEST_PAUSE_S
 
 _NONE = -1
@@ -83,6 +84,7 @@ def go_on(charge: Charge, death: Death, as_json: bool) -> NoReturn:
             if refusal := _why_not(settings, death.attempt, before, reached):
                 text = f"{how}{refusal} Go on by hand with: offbeat resume {shlex.quote(str(directory))}"
                 print(f"error: {text}", file=sys.stderr)
+                _write_down(directory, "finish", {"version": story.version, "reason": text, "failed": True})
                 report.values.update(run_dir=str(directory), error=text)
                 report.exit_code = 128 + death.number
             else:
@@ -108,11 +110,19 @@ def _announce(directory: Path, how: str, reached: Told, attempt: int, settings: 
     start = "the beginning" if reached.checkpoint == _NONE else f"checkpoint {reached.checkpoint}"
     count = f"restart {attempt} of {settings.max_restarts}"
     print(f"{how}; going on from {start} ({count})", file=sys.stderr, flush=True)
+    fields = {"version": max(reached.checkpoint, 0), "reason": how, "attempt": attempt}
+    _write_down(directory, "restart", fields)
+    time.sleep(min(settings.restart_delay_s * 2.0 ** (attempt - 1), LONGEST_PAUSE_S))
+
+
+def _write_down(directory: Path, kind: str, fields: dict[str, object]) -> None:
+    """Keep in the run's own files what became of a process that could not tell it itself."""
     lock, events = RunLock(directory), EventLog(directory / "events.jsonl")
+    log = open_log(directory / "logs", "run")
     try:
-        fields = {"version": max(reached.checkpoint, 0), "reason": how, "attempt": attempt}
-        events.append("restart", fields)
+        events.append(kind, fields)
+        log.warning("%s: %s", kind, fields["reason"])
     finally:
+        close_log(log)
         events.close()
         lock.release()
-    time.sleep(min(settings.restart_delay_s * 2.0 ** (attempt - 1), LONGEST_PAUSE_S))

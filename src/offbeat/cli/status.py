@@ -75,6 +75,8 @@ class Status:
             verbs = ("status", "resume")
         elif not self.checkpoints.ages_s:
             verbs = ("resume",)
+        elif self.checkpoints.is_verified and self.checkpoints.resume_from is None:
+            verbs = ()
         elif self.state == "finished":
             verbs = ("eval", "replay", "resume")
         else:
@@ -157,6 +159,8 @@ def lock_owner(path: Path) -> int | None:
 
 def _judge(story: Story, is_held: bool, quiet_s: float | None, limit_s: float) -> tuple[State, str]:
     is_quiet = quiet_s is not None and quiet_s > limit_s
+    if story.last_kind in ("restart", "rollback") and not is_quiet:
+        return "restarting", _first_line(story.restarts[-1].reason)
     if is_held:
         if is_quiet:
             return "stuck", f"it runs, but its last event ({story.last_kind}) is {_span(quiet_s)} old"
@@ -164,8 +168,6 @@ def _judge(story: Story, is_held: bool, quiet_s: float | None, limit_s: float) -
     if story.finish is not None:
         reason = str(story.finish.get("reason", ""))
         return ("failed" if story.finish.get("failed") else "finished"), reason
-    if story.last_kind in ("restart", "rollback") and not is_quiet:
-        return "restarting", _first_line(story.restarts[-1].reason)
     if story.num_starts == 0:
         return "killed", "before it began: it has no events"
     return "killed", f"at round {story.version}: nobody runs it and it never said how it ended"

@@ -7,12 +7,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from offbeat.cli.output import EXIT_INTERRUPTED, Report, show_table
+from offbeat.cli.story import Loss, Story, read_story
+from offbeat.errors import OffbeatError
 
 _MOST_LOSSES = 8
 
 if TYPE_CHECKING:
     from offbeat.api import Result
-    from offbeat.lanes import Loss
 
 
 def finish(result: Result, report: Report) -> None:
@@ -41,7 +42,7 @@ def summary_rows(result: Result) -> dict[str, str]:
     rows = {
         "rounds": f"{result.rounds:,}",
         "environment steps": f"{result.env_steps:,}",
-        "wall time": f"{result.wall_s:.1f} s",
+        "wall time": _wall(result),
         "steps per second": _rate(result),
         "evaluation return": "not evaluated" if result.eval_return is None else f"{result.eval_return:.1f}",
         "max staleness": f"{result.max_staleness}",
@@ -54,21 +55,41 @@ def summary_rows(result: Result) -> dict[str, str]:
     return rows | {verb: f"offbeat {verb} {run}" for verb in ("resume", "eval", "replay")}
 
 
+def _wall(result: Result) -> str:
+    story = _story(result)
+    here = f"{result.wall_s:.1f} s"
+    if story is None or story.num_starts < 2 or story.began_s is None or story.last_s is None:
+        return here
+    return f"{here} since the last start, {story.last_s - story.began_s:.1f} s since the first"
+
+
 def _losses(result: Result) -> dict[str, str]:
-    """What was lost and replaced, a line each: the newest ones, and how many there were before."""
-    if not result.losses:
+    """What was lost and replaced in the whole run, a line each: the newest, and how many came before."""
+    story = _story(result)
+    if story is None or not story.num_losses + story.num_restarts:
         return {}
-    shown = [_loss(loss) for loss in result.losses[-_MOST_LOSSES:]]
-    if (hidden := len(result.losses) - len(shown)) > 0:
+    shown = [_loss(loss) for loss in list(story.losses)[-_MOST_LOSSES:]]
+    if (hidden := story.num_losses - len(shown)) > 0:
         shown.insert(0, f"{hidden} earlier ones: see `offbeat status`")
-    restarts = {"restarts": f"{result.restarts}, from checkpoints"} if result.restarts else {}
-    return {"lost and replaced": "\n".join(shown), **restarts}
+    rows = {"lost and replaced": "\n".join(shown)} if shown else {}
+    if story.num_restarts:
+        reason = story.restarts[-1].reason.partition("\n")[0]
+        rows["restarts"] = f"{story.num_restarts}, from checkpoints; the last one: {reason}"
+    return rows
+
+
+def _story(result: Result) -> Story | None:
+    """What the run's journal tells, also of earlier starts; None when there is none."""
+    try:
+        return read_story(result.run_dir / "events.jsonl")
+    except OffbeatError:
+        return None
 
 
 def _loss(loss: Loss) -> str:
-    reason = loss.reason.splitlines()[0] if loss.reason else "for an unknown reason"
-    again = "" if loss.replaced_s is None else f", replaced after {loss.replaced_s:.1f} s"
-    return f"{loss.component} at round {loss.version}{again}: {reason}"
+    reason = loss.reason.partition("\n")[0] or "for an unknown reason"
+    again = "" if loss.seconds is None else f", replaced after {loss.seconds:.1f} s"
+    return f"{loss.component}{again}: {reason}"
 
 
 def _rate(result: Result) -> str:

@@ -18,6 +18,9 @@ _HEARD = (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM)
 _CRASHES = tuple(getattr(signal, f"SIG{name}") for name in ("KILL", "SEGV", "BUS", "ABRT", "ILL", "FPE"))
 _FROM_TERMINAL = 0x80  # SI_KERNEL: Ctrl-C, which the terminal has sent to the child as well
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_NEVER_S = 1e8
+_PATIENCE_S = 3.0
+_WINDOW_S = 3600.0
 _ORPHANS_LIMIT_S = 10.0
 _ORPHANS_POLL_S = 0.02
 _MOST_TOLD_BYTES = 1 << 16
@@ -68,6 +71,7 @@ def supervise(as_json: bool) -> Charge:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     death: Death | None = None
     while True:
+        begun_s = time.monotonic()
         listen, tell = os.pipe()
         guard, child = os.getpid(), os.fork()
         if child == 0:
@@ -80,7 +84,9 @@ def supervise(as_json: bool) -> Charge:
         if not os.WIFSIGNALED(status):
             raise SystemExit(os.waitstatus_to_exitcode(status))
         _end_orphans()
-        death = Death(os.WTERMSIG(status), death.attempt + 1 if death is not None else 1, told)
+        is_new_row = death is None or time.monotonic() - begun_s > _WINDOW_S
+        attempt = 1 if death is None or is_new_row else death.attempt + 1
+        death = Death(os.WTERMSIG(status), attempt, told)
         if was_asked or death.number not in _CRASHES or not told:
             _give_up(death, as_json)
 
@@ -95,15 +101,19 @@ def _begin(guard: int, mask: Iterable[int]) -> None:
 
 def _await_end(child: int) -> tuple[int, bool]:
     """Pass signals on until the child has ended; return its status and whether anybody asked for the end."""
-    was_asked = False
+    num_asked, kill_at_s = 0, _NEVER_S
     while (status := _reap(child)) is None:
-        heard = signal.sigwaitinfo(_HEARD)
-        if heard.si_signo == signal.SIGCHLD:
-            continue
-        was_asked = True
-        if heard.si_code != _FROM_TERMINAL:
-            os.kill(child, heard.si_signo)
-    return status, was_asked
+        heard = signal.sigtimedwait(_HEARD, max(0.0, min(kill_at_s - time.monotonic(), _NEVER_S)))
+        if heard is None:  # asked twice, and it does not even answer
+            os.kill(child, signal.SIGKILL)
+            kill_at_s = _NEVER_S
+        elif heard.si_signo != signal.SIGCHLD:
+            num_asked += 1
+            if num_asked == 2:
+                kill_at_s = time.monotonic() + _PATIENCE_S
+            if heard.si_code != _FROM_TERMINAL:
+                os.kill(child, heard.si_signo)
+    return status, num_asked > 0
 
 
 def _reap(child: int) -> int | None:

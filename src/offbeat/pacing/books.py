@@ -81,17 +81,18 @@ class Books:
         """A ticket was given out, for the first time or again."""
         _require(not self.eval_blocks, CONTRACT, "{} issued during a blocking evaluation", ticket)
         if ticket.number in self.lost:
-            self._issue_again(ticket)
+            self._issue_again(ticket, degree, lane_idle)
         else:
             self._issue_new(ticket, degree, lane_idle, now_s)
         self.tickets[ticket.number] = ticket
         self.running.add(ticket.number)
 
-    def _issue_again(self, ticket: Ticket) -> None:
+    def _issue_again(self, ticket: Ticket, degree: int, lane_idle: bool) -> None:
         before = self.tickets[ticket.number]
         self.lost.remove(ticket.number)
         version = max(before.version, self.published)
-        expected = replace(before, version=version, attempt=before.attempt + 1)
+        lane = ticket.lane if degree > 0 and lane_idle else before.lane
+        expected = replace(before, lane=lane, version=version, attempt=before.attempt + 1)
         _require(ticket == expected, CONTRACT, "{} issued again, expected {}", ticket, expected)
 
     def _issue_new(self, ticket: Ticket, degree: int, lane_idle: bool, now_s: float) -> None:

@@ -330,11 +330,16 @@ class Coordinator:
         actions.append(Finish(self._stop_reason or self._goal or "all rounds trained", self._failed))
 
     def _reissue_lost(self, actions: list[Action]) -> None:
-        """Issue lost tickets again on their replaced lane, with newer weights and the old deadline."""
+        """Issue lost tickets again, with newer weights and the old deadline.
+
+        At k = 0 a ticket waits until its own lane is up again. Above 0 a lane that is free takes it, so that
+        nobody waits for a collector to start.
+        """
         for ticket in self.ledger.with_status(LOST):
-            if ticket.lane in self._up:
+            lane = ticket.lane if self._degree == 0 or ticket.lane in self._up else self._free_lane()
+            if lane is not None and lane in self._up:
                 version = max(ticket.version, self._publishing.published)
-                again = replace(ticket, version=version, attempt=ticket.attempt + 1)
+                again = replace(ticket, lane=lane, version=version, attempt=ticket.attempt + 1)
                 self.ledger.issue(again)
                 actions.append(Issue(again))
 

@@ -49,10 +49,11 @@ class WorkerProcess:
             packed.write(self._payload.bytes)
             self._counter.bytes[:] = 0
             descriptors = (theirs.fileno(), self._stack_fd)
-            pulse = (self._counter.address, str(limits.heartbeat_interval_s))
+            arguments = (self._payload.address, self._counter.address, str(limits.heartbeat_interval_s))
+            command = [sys.executable, "-m", _WORKER, *map(str, descriptors), *arguments, name]
             with _log_file(plan.log_dir, name) as log:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-m", _WORKER, *map(str, descriptors), self._payload.address, *pulse],
+                    command,
                     pass_fds=descriptors,
                     env=_worker_environment(plan.worker_threads),
                     stdin=subprocess.DEVNULL,
@@ -81,10 +82,17 @@ class WorkerProcess:
         """Whether it has given no sign of life for too long, by its own counter and the processor's."""
         try:
             process = psutil.Process(self.process.pid)
-            used, is_stopped = process.cpu_times(), process.status() == psutil.STATUS_STOPPED
+            used, is_stopped = process.cpu_times(), self._state() == psutil.STATUS_STOPPED
         except psutil.Error:
             return False  # its pipe tells
         return self._pulse.is_dead(self._count, used.user + used.system, now_s, is_stopped)
+
+    def _state(self) -> str | None:
+        """What the system says of the process, such as ``stopped``; None when it is gone."""
+        try:
+            return str(psutil.Process(self.process.pid).status())
+        except psutil.Error:
+            return None
 
     def tell(self, message: Any) -> None:
         """Send a message. To a dead worker it is lost, and the end of its pipe tells of the death."""
@@ -92,7 +100,9 @@ class WorkerProcess:
             self.connection.send(message)
 
     def stack(self) -> str:
-        """Where the process is, by its own account; empty when it does not answer."""
+        """Where the process is, by its own account; empty when it does not answer or cannot."""
+        if self._state() is None or self._state() == psutil.STATUS_STOPPED:
+            return ""
         self.process.send_signal(signal.SIGUSR1)
         time.sleep(_STACK_WAIT_S)
         return os.pread(self._stack_fd, 1 << 16, 0).decode(errors="replace").rstrip()

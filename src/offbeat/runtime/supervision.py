@@ -16,7 +16,7 @@ from offbeat.config.models import RuntimeConfig
 
 _AWAY_S = 2.0
 _BUSY_SHARE = 0.1
-_STOPPED_SHARE = 0.25
+_STOPPED_SHARE = 0.125
 _ROUNDS_REMEMBERED = 20
 _ROUNDS_BEFORE_JUDGING = 5
 
@@ -26,7 +26,7 @@ class Pulse:
 
     A process that is deep in native code cannot move its counter, but uses the processor: it counts as
     busy, and the time limit of its ticket judges it. A blocked one does neither. One that the system shows as
-    stopped is given a quarter of the time.
+    stopped is given an eighth of the time.
     """
 
     def __init__(self, timeout_s: float, now_s: float) -> None:

@@ -1,8 +1,8 @@
 """A worker process: makes one role and serves it until its driver says stop or is gone.
 
-Started as ``python -m offbeat.runtime.worker``; not through multiprocessing, so that the user's script is
-not run again, no guard is needed in it, and functions from notebooks travel by value.
-Messages are small tuples; arrays and states go through shared memory.
+Started as ``python -m offbeat.runtime.worker``, with its name last for whoever looks at processes. Not
+through multiprocessing: so the user's script is not run again, no guard is needed in it, and functions from
+notebooks travel by value. Messages are small tuples; arrays and states go through shared memory.
 """
 
 from __future__ import annotations
