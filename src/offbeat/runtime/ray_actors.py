@@ -317,6 +317,7 @@ class LearnerActor(KeeperActor):
     def make(self, payload: tuple[Plan, StateTree | None, Sequence[Place]]) -> None:
         """Make the learner where it left off, with ranks in other ``places`` when there are any."""
         plan, state, places = payload
+        self._sync_timeout_s = plan.sync_timeout_s
         self._happened: list[Happening] = []
         self._references: list[Any] = []
         if places:
@@ -346,7 +347,8 @@ class LearnerActor(KeeperActor):
         kept = [key for key in keys if key is not None]
         try:
             is_here = store is None or not kept
-            found = self.give(kept) if is_here else ray.get(store.give.remote(kept))
+            asked = None if is_here else store.give.remote(kept)
+            found = self.give(kept) if is_here else ray.get(asked, timeout=self._sync_timeout_s)
         except (KeyError, ray.exceptions.RayError) as error:
             return [Broken(TrainError(f"segments of round {batch.version} are not there: {error!r}"))], []
         data = iter(found)
