@@ -235,7 +235,7 @@ def test_crashed_child_is_followed_by_one_that_knows(guarded: Run) -> None:
     "code",
     [
         pytest.param("os.kill(os.getpid(), signal.SIGKILL)", id="told nothing"),
-        pytest.param("charge.tell('x'); os.kill(os.getpid(), signal.SIGHUP)", id="asked to end"),
+        pytest.param("charge.tell('x'); os.kill(os.getpid(), signal.SIGUSR1)", id="asked to end"),
         pytest.param(
             "attempt or charge.tell('x'); os.kill(os.getpid(), signal.SIGKILL)", id="told nothing again"
         ),
