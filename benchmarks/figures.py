@@ -3,6 +3,7 @@
 ``returns``   return over wall time: CartPole, and an environment whose steps take about a millisecond
 ``timeline``  who worked when in the latter, with the dial at 0 and at 1
 ``console``   the live display as a terminal shows it in the middle of a run
+``colorlines``  what Color Lines was learned to, from benchmarks/results/colorlines*.json
 
 ``python benchmarks/figures.py`` writes them to docs/images/; ``--only NAME`` makes one of them.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import io
+import json
 import os
 import pty
 import re
@@ -40,6 +42,10 @@ from rich.terminal_theme import TerminalTheme
 from offbeat.observe.events import read_rounds
 
 SYNC, ASYNC, TRAIN = "#5b6b7f", "#0a9396", "#ca6702"
+GAMES = {"colorlines-ppo": "#5b6b7f", "colorlines-ppo-per": "#0a9396"}
+PANELS = {"colorlines": "with and without replay", "colorlines_long": "one long run"}
+"""Results of benchmarks/colorlines.py by name, and what they show."""
+RESULTS = REPOSITORY / "benchmarks" / "results"
 RECIPES = {"cartpole-ppo": SYNC, "cartpole-ppo-async": ASYNC}
 DEGREES = {0: SYNC, 1: ASYNC}
 SLOW = (
@@ -114,6 +120,40 @@ def _tidy(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e6e6e6", lw=0.8)
     axes.set_axisbelow(True)
+
+
+def colorlines(out: Path, runs: Path, seeds: int) -> None:
+    """Scores over wall time: with and without replay, and one long run, beside the baselines.
+
+    A panel whose results are not there is left out.
+    """
+    files = {RESULTS / f"{name}.json": title for name, title in PANELS.items()}
+    for path in files:
+        if not path.exists():
+            say(f"colorlines: {path.name} is missing in {RESULTS}; benchmarks/colorlines.py --out makes it")
+    found = {path: title for path, title in files.items() if path.exists()}
+    if not found:
+        return
+    size = (5 * len(found), 3.8)
+    figure, grid = plt.subplots(1, len(found), figsize=size, layout="constrained", sharey=True, squeeze=False)
+    panels = grid[0]
+    for axes, (path, title) in zip(panels, found.items(), strict=True):
+        axes.set_title(title)
+        kept = json.loads(path.read_text())
+        for recipe, runs_of in kept["runs"].items():
+            label = recipe
+            for run in runs_of:
+                minutes, scores = ([point[key] for point in run["curve"]] for key in ("minutes", "score"))
+                axes.plot(minutes, scores, color=GAMES[recipe], lw=1.4, alpha=0.85, label=label)
+                label = ""
+        for policy in ("greedy", "windows"):
+            axes.axhline(kept["baselines"][policy], color="#999999", lw=1, ls="--")
+            axes.text(0, kept["baselines"][policy], f" {policy}", color="#666666", va="bottom", fontsize=9)
+        axes.set_xlabel("wall time in minutes, two cores")
+        axes.legend(frameon=False, loc="lower right")
+        _tidy(axes)
+    panels[0].set_ylabel("score, mean of 100 games")
+    figure.savefig(out / "colorlines-scores.png", dpi=160)
 
 
 # ---------------------------------------------------------------- who worked when
@@ -275,7 +315,7 @@ def _colour(style: Style) -> tuple[int, ...]:
 
 # ---------------------------------------------------------------- command line
 
-FIGURES = {"returns": returns, "timeline": timeline, "console": console}
+FIGURES = {"colorlines": colorlines, "returns": returns, "timeline": timeline, "console": console}
 
 
 def main() -> int:

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from offbeat.api import Result, digest, evaluate, replay_run, resume, train
+    from offbeat.api import Result, digest, evaluate, play, replay_run, resume, train
     from offbeat.config.models import RunConfig
     from offbeat.observe.callbacks import Callback
     from offbeat.pipeline import Pipeline
+    from offbeat.playing import PlayResult
     from offbeat.roles import PerWorker
     from offbeat.types import Batch, Segment, Ticket
 
@@ -26,6 +27,7 @@ __all__ = [
     "Callback",
     "PerWorker",
     "Pipeline",
+    "PlayResult",
     "Result",
     "Segment",
     "Ticket",
@@ -33,6 +35,7 @@ __all__ = [
     "digest",
     "evaluate",
     "load_config",
+    "play",
     "replay_run",
     "resume",
     "train",
@@ -43,11 +46,13 @@ _HOMES = {
     "Callback": "offbeat.observe.callbacks",
     "PerWorker": "offbeat.roles",
     "Pipeline": "offbeat.pipeline",
+    "PlayResult": "offbeat.playing",
     "Result": "offbeat.api",
     "Segment": "offbeat.types",
     "Ticket": "offbeat.types",
     "digest": "offbeat.api",
     "evaluate": "offbeat.api",
+    "play": "offbeat.api",
     "replay_run": "offbeat.api",
     "resume": "offbeat.api",
     "train": "offbeat.api",

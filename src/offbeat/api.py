@@ -1,4 +1,4 @@
-"""What users call: train, resume, evaluate, replay, digest."""
+"""What users call: train, resume, evaluate, play, replay, digest."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from offbeat import algorithms, load_config
 from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint, files
+from offbeat.config import short
 from offbeat.config.loader import dump_yaml
 from offbeat.config.models import RunConfig
 from offbeat.errors import CheckpointError, ConfigError, EnvError, OffbeatError
@@ -35,6 +36,7 @@ from offbeat.types import Metrics
 
 if TYPE_CHECKING:
     from offbeat.algorithms.base import Policy, Roles
+    from offbeat.playing import PlayResult, Watch
 
 _RESUMABLE = (
     "run.rounds",
@@ -122,10 +124,12 @@ def resume(
     Overrides stay with the run: what comes after them goes on with them, also in its replay.
     """
     directory = _existing(run_dir)
-    _check_resumable(overrides)
+    if overrides:
+        _check_resumable(overrides, load_config(directory / "config.yaml"))
     config = load_config(directory / "config.yaml", overrides or ())
     _check_ranks(config)
     if overrides:
+        _check_eval_env(config)
         _change_config(directory, config, overrides)
     return _run(config, directory, _recorded_name(directory, config), callbacks, resumed=True)
 
@@ -159,6 +163,48 @@ def evaluate(
     seed = derive_seed(config.run.seed, "evaluate", saved.version) if seed is None else seed
     evaluator = _roles(config).evaluate.make(WorkerContext(lane=0, num_lanes=1, seed=seed))
     return {"eval/version": float(saved.version), **evaluator.evaluate(saved.weights, seed)}
+
+
+def play(
+    run_dir: str | Path,
+    *,
+    episodes: int = 1,
+    seed: int | None = None,
+    best: bool = False,
+    out: str | Path | None = None,
+    film: bool = True,
+    fps: float | None = None,
+    against: str | None = None,
+    stochastic: bool = False,
+    max_steps: int | None = None,
+    watch: Watch | None = None,
+) -> PlayResult:
+    """Play a run's newest (or best) weights in the environment of its evaluation, and film it.
+
+    The film goes to ``out`` (a ``.gif`` or ``.mp4``), by default to ``play.gif`` in the run's directory;
+    ``film=False`` makes none. ``seed`` is that of the first episode, by default ``run.seed``; the next have
+    the next ones. ``against`` names a baseline that plays the same seeds; ``watch`` is called at every step.
+
+    Example: ``offbeat.play("runs/lines", out="lines.mp4", against="greedy").scores``.
+    """
+    from offbeat import playing
+
+    directory = _existing(run_dir)
+    config = load_config(directory / "config.yaml")
+    wishes = playing.Wishes(
+        episodes=episodes,
+        seed=config.run.seed if seed is None else seed,
+        out=None if out is None else Path(out),
+        film=directory / "play.gif" if film and out is None else None,
+        fps=fps,
+        against=against,
+        deterministic=config.eval.deterministic and not stochastic,
+        max_steps=playing.MAX_EPISODE_STEPS if max_steps is None else max_steps,
+        watch=watch,
+    )
+    manager = CheckpointManager(directory / "checkpoints")
+    saved = _load(manager, manager.best() if best else None)
+    return playing.play(config.eval_env, _roles(config).policy(saved.weights), saved.version, wishes)
 
 
 def replay_run(run_dir: str | Path) -> ReplayReport:
@@ -200,13 +246,26 @@ def _run(
     resumed: bool = False,
 ) -> Result:
     goal = _StopAtReturn(config.run.stop_return, _had_reached(run_dir, config) if resumed else False)
-    pipeline = _pipeline(config, run_dir, name, (*callbacks, goal, _EarlierSettings(run_dir)))
+    notices = () if resumed else _facts(config)
+    pipeline = _pipeline(config, run_dir, name, (*callbacks, goal, _EarlierSettings(run_dir)), notices)
     with _few_threads(config), _stopping_on_signals(pipeline) as interrupted:
         report = (pipeline.resume if resumed else pipeline.run)(config.run.rounds)
     return _result(config, run_dir, report, bool(interrupted))
 
 
-def _pipeline(config: RunConfig, run_dir: Path | None, name: str, callbacks: Sequence[Callback]) -> Pipeline:
+def _facts(config: RunConfig) -> list[str]:
+    """What the algorithm has to say before a run."""
+    tell = algorithms.find(config.algorithm.name).facts
+    return [f"{name}: {text}" for name, text in tell(config).items()] if tell is not None else []
+
+
+def _pipeline(
+    config: RunConfig,
+    run_dir: Path | None,
+    name: str,
+    callbacks: Sequence[Callback],
+    notices: Sequence[str] = (),
+) -> Pipeline:
     roles = _roles(config)
     names = (field.name for field in fields(Settings))
     settings = Settings(**{name: getattr(config, name) for name in names})
@@ -219,8 +278,11 @@ def _pipeline(config: RunConfig, run_dir: Path | None, name: str, callbacks: Seq
         run_dir=run_dir,
         mode=roles.mode,
         replay_ratio=roles.replay_ratio,
+        min_segments=roles.min_segments,
+        warmup_s=roles.warmup_s,
         settings=settings,
         callbacks=callbacks,
+        notices=notices,
         summary=RunSummary(name, config.algorithm.name, config.env.id, "", 0, 0, 0),
     )
 
@@ -279,10 +341,19 @@ def _try_out(config: RunConfig) -> None:
     """Find out what only a try can tell, before the run leaves any trace."""
     _check_ranks(config)
     check = algorithms.find(config.algorithm.name).check
-    if check is None:
-        return
     try:
-        check(config)
+        if check is not None:
+            check(config)
+    except EnvError as error:
+        raise ConfigError(str(error)) from error
+    _check_eval_env(config)
+
+
+def _check_eval_env(config: RunConfig) -> None:
+    from offbeat.envs.judged import check_eval_env
+
+    try:
+        check_eval_env(config)
     except EnvError as error:
         raise ConfigError(str(error)) from error
 
@@ -399,8 +470,8 @@ def _existing(run_dir: str | Path) -> Path:
     return directory
 
 
-def _check_resumable(overrides: Mapping[str, object] | Sequence[str] | None) -> None:
-    keys = [str(item).partition("=")[0] for item in overrides or ()]
+def _check_resumable(overrides: Mapping[str, object] | Sequence[str], config: RunConfig) -> None:
+    keys = short.full_keys((str(item).partition("=")[0].strip() for item in overrides), config)
     refused = [key for key in keys if not key.startswith(_RESUMABLE) or key.startswith(_NOT_RESUMABLE)]
     if refused:
         raise ConfigError(

@@ -58,8 +58,11 @@ class Pipeline:
         run_dir: str | Path | None = None,
         mode: Literal["stream", "replay"] = "stream",
         replay_ratio: float | None = None,
+        min_segments: int = 0,
+        warmup_s: float = 0.0,
         settings: Settings | None = None,
         callbacks: Sequence[Callback] = (),
+        notices: Sequence[str] = (),
         summary: RunSummary | None = None,
     ) -> None:
         self._collect = as_collect(collect)
@@ -77,8 +80,11 @@ class Pipeline:
         self._seed = seed
         self._mode: Literal["stream", "replay"] = mode
         self._replay_ratio = replay_ratio
+        self._min_segments = min_segments
+        self._warmup_s = warmup_s
         self._run_dir = Path(run_dir) if run_dir is not None else None
         self._callbacks = tuple(callbacks)
+        self._notices = tuple(notices)
         self._summary = summary
         self._requests: deque[Event] = deque()
         self._pace = self._pace_config(rounds=0)
@@ -208,7 +214,9 @@ class Pipeline:
             off_policy_degree=dial.off_policy_degree,
             directory=self._run_dir,
         )
-        return RecordingOptions(summary, settings.observe, settings.checkpoint, dial, self._callbacks)
+        return RecordingOptions(
+            summary, settings.observe, settings.checkpoint, dial, self._callbacks, self._notices
+        )
 
     def _pace_config(self, rounds: int) -> PaceConfig:
         dial, checkpoint, evaluation = (
@@ -227,7 +235,8 @@ class Pipeline:
             max_staleness=dial.max_staleness_allowed,
             mode=self._mode,
             replay_ratio=self._replay_ratio,
-            min_segments=dial.min_batch_count or 0,
+            min_segments=max(dial.min_batch_count or 0, self._min_segments),
+            warmup_s=self._warmup_s,
             max_outstanding=dial.max_queue_size,
             publish_interval=dial.weight_sync_interval,
             eval_interval=evaluation.interval_rounds if judges else None,

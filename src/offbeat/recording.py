@@ -72,13 +72,17 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class RecordingOptions:
-    """What to write and where. ``directory`` None: nothing, but metrics and callbacks work all the same."""
+    """What to write and where. ``directory`` None: nothing, but metrics and callbacks work all the same.
+
+    ``notices`` are told when a run starts.
+    """
 
     summary: RunSummary
     observe: ObserveConfig
     checkpoint: CheckpointConfig
     dial: AsyncTrainingConfig
     callbacks: tuple[Callback, ...] = ()
+    notices: tuple[str, ...] = ()
 
     @property
     def directory(self) -> Path | None:
@@ -164,8 +168,8 @@ class Recorder:
             self._files = self._open(self._options.directory, saved, resumed)
         self._event("resume" if resumed else "start", {"version": version})
         self._callbacks.on_start(RunInfo(self._options.summary, control, version if resumed else None))
-        for warning in saved.warnings if saved is not None else ():
-            self.notice(warning)
+        for text in saved.warnings if saved is not None else self._options.notices:
+            self.notice(text)
         if resumed and saved is None:
             self.notice("the run has no checkpoint yet: it starts again from round 0")
 
@@ -306,7 +310,8 @@ class Recorder:
 
     def trained(self, batch: Batch, done: RoundDone) -> None:
         """A round was trained."""
-        self.max_staleness = max(self.max_staleness, *batch.staleness(), 0)
+        oldest = int(done.metrics.get("pace/max_sample_age", 0))
+        self.max_staleness = max(self.max_staleness, oldest, *batch.staleness(), 0)
         self._meter.train_ended(done.ended_s, done.metrics)
         self._last_round_s = done.ended_s
         tickets = tuple(segment.ticket.number for segment in batch.segments)

@@ -520,7 +520,8 @@ class Session:
             limit_s = self._settings.runtime.train_timeout_s
             is_over = now_s > self._train_by_s
             return f"a round took more than {limit_s:g} s (train_timeout_s): {waiting}" if is_over else None
-        if self._evaluating is None and now_s - self._progress_s > dial.batch_timeout:
+        waits_since_s = max(self._progress_s, self._coordinator.warm_at_s)
+        if self._evaluating is None and now_s - waits_since_s > dial.batch_timeout:
             return f"nothing happened for {dial.batch_timeout:g} s (batch_timeout): {waiting}"
         return None
 

@@ -21,8 +21,11 @@ ROOT = Path(__file__).parents[2]
         ["startup.py"],
         ["cartpole.py", "--peers"],
         ["fuzz_checkpoint.py"],
+        ["replay.py", "--peers"],
         ["kill_resume.py"],
         ["chaos.py"],
+        ["colorlines_env.py"],
+        ["replay_learner.py"],
     ],
 )
 def test_script_ends_with_its_figures(command: list[str]) -> None:

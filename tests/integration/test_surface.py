@@ -120,7 +120,18 @@ def test_metrics_of_a_run(small_run: Callable[..., Any]) -> None:
 
 
 def test_commands() -> None:
-    assert list(VERBS) == ["train", "resume", "status", "eval", "replay", "check", "list", "digest", "doctor"]
+    assert list(VERBS) == [
+        "train",
+        "resume",
+        "status",
+        "eval",
+        "play",
+        "replay",
+        "check",
+        "list",
+        "digest",
+        "doctor",
+    ]
 
 
 def test_configuration_sections_and_dial() -> None:
@@ -131,8 +142,8 @@ def test_configuration_sections_and_dial() -> None:
 
 
 def test_public_names() -> None:
-    expected = ["Batch", "Callback", "PerWorker", "Pipeline", "Result", "Segment", "Ticket", "__version__"]
-    functions = ["digest", "evaluate", "load_config", "replay_run", "resume", "train"]
-    assert sorted(offbeat.__all__) == expected + functions
+    classes = ["Batch", "Callback", "PerWorker", "Pipeline", "PlayResult", "Result", "Segment", "Ticket"]
+    functions = ["digest", "evaluate", "load_config", "play", "replay_run", "resume", "train"]
+    assert sorted(offbeat.__all__) == [*classes, "__version__", *functions]
     for name in offbeat.__all__:
         assert getattr(offbeat, name) is not None

@@ -64,6 +64,24 @@ def test_cartpole_is_solved_by_two_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_cartpole_is_solved_with_replay(tmp_path: Path) -> None:
+    result = train("cartpole-ppo-per", tmp_path)
+    # As above, timing decides what is trained when; the learnt policy plays perfectly in all of these runs.
+    assert result.eval_return >= 475
+    assert result.metrics["rollout/return_mean_100"] > 300
+    assert offbeat.replay_run(result.run_dir).identical
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("degree", [0, 1])
+def test_cartpole_is_solved_with_replay_whatever_the_timing(degree: int, tmp_path: Path) -> None:
+    settings = {"runtime.kind": "inline", "async_training.enable_async_eval": False}
+    result = train("cartpole-ppo-per", tmp_path, settings, off_policy_degree=degree)
+    assert result.metrics["rollout/return_mean_100"] >= 475, "the goal of the recipe"
+    assert result.eval_return >= 475
+
+
+@pytest.mark.slow
 def test_pendulum_learns_continuous_actions(tmp_path: Path) -> None:
     result = train("pendulum-ppo", tmp_path)
     assert result.metrics["rollout/return_mean_100"] > -350

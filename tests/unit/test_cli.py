@@ -106,7 +106,18 @@ def offbeat_in_a_process(*arguments: str, cwd: Path | None = None) -> subprocess
 
 
 def test_verbs_are_fixed() -> None:
-    assert list(VERBS) == ["train", "resume", "status", "eval", "replay", "check", "list", "digest", "doctor"]
+    assert list(VERBS) == [
+        "train",
+        "resume",
+        "status",
+        "eval",
+        "play",
+        "replay",
+        "check",
+        "list",
+        "digest",
+        "doctor",
+    ]
 
 
 def test_help_shows_every_verb_in_full(capsys: pytest.CaptureFixture[str]) -> None:
@@ -405,8 +416,8 @@ def test_looking_at_things_needs_no_torch(arguments: list[str]) -> None:
 
 def test_public_names_are_fixed() -> None:
     assert sorted(offbeat.__all__) == [
-        "Batch", "Callback", "PerWorker", "Pipeline", "Result", "Segment", "Ticket", "__version__", "digest",
-        "evaluate", "load_config", "replay_run", "resume", "train",
+        "Batch", "Callback", "PerWorker", "Pipeline", "PlayResult", "Result", "Segment", "Ticket",
+        "__version__", "digest", "evaluate", "load_config", "play", "replay_run", "resume", "train",
     ]  # fmt: skip
     assert set(offbeat.__all__) <= set(dir(offbeat))
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Literal, Self
 
 import pytest
 from hypothesis import given, settings
@@ -46,7 +46,28 @@ class Searcher(AlgorithmConfig):
     depth: int = 3
 
 
-MODELS: dict[str, type[AlgorithmConfig]] = {"learner": Learner, "searcher": Searcher}
+class Replayer(AlgorithmConfig):
+    mode: ClassVar[Literal["stream", "replay"]] = "replay"
+    batch_size: int = 10
+    max_age: int | None = None
+    replay_ratio: float | None = None
+
+    def needed_segments(self, config: RunConfig) -> int:
+        return max(config.segments_per_round, 320 // config.envs_per_worker)
+
+
+class Hoarder(AlgorithmConfig):
+    """A replay that says nothing about ages."""
+
+    mode: ClassVar[Literal["stream", "replay"]] = "replay"
+
+
+MODELS: dict[str, type[AlgorithmConfig]] = {
+    "learner": Learner,
+    "searcher": Searcher,
+    "replayer": Replayer,
+    "hoarder": Hoarder,
+}
 
 
 def model(name: str) -> type[AlgorithmConfig]:
@@ -167,7 +188,7 @@ def test_problems_come_in_the_order_of_the_lines(files: Files) -> None:
         ("algorithm.name=lerner", "there is no algorithm of this name; did you mean learner?"),
         ("algorithm.name=3", "is required: the name of an algorithm (`offbeat list`)"),
         ("runtime.kind=process", "must be one of inline, threads, processes, ray"),
-        ("off_policy_degree=1", "unknown key; did you mean async_training.off_policy_degree?"),
+        ("off_policy_degre=1", "unknown key; did you mean async_training.off_policy_degree?"),
         ("extends=pole-learner", None),
     ],
 )
@@ -587,6 +608,79 @@ def test_queue_size_caps_outstanding_segments(files: Files) -> None:
 )
 def test_staleness_in_words(files: Files, degree: int, words: str) -> None:
     assert words in staleness_bound(files.recipe(f"async_training.off_policy_degree={degree}"))
+
+
+REPLAYER = "algorithm.name=replayer"
+
+
+@pytest.mark.parametrize(
+    ("degree", "words"),
+    [
+        (0, "collectors and learner take turns"),
+        (1, "collectors run up to 1 round ahead of the learner"),
+        (-1, "collectors run ahead of the learner by at most 8 rounds, tuned while running"),
+    ],
+)
+def test_with_replay_the_dial_bounds_the_distance_and_not_the_age(
+    files: Files, degree: int, words: str
+) -> None:
+    dial = f"async_training.off_policy_degree={degree}"
+    shown = staleness_bound(files.recipe(REPLAYER, dial))
+    assert shown == (
+        f"{words}; what is drawn from the replay may be of any age: pace/max_sample_age reports it,"
+        " algorithm.max_age bounds it"
+    )
+    bounded = staleness_bound(files.recipe(REPLAYER, dial, "algorithm.max_age=3"))
+    assert bounded == f"{words}; what is drawn from the replay is at most 3 versions old (algorithm.max_age)"
+    plain = staleness_bound(files.recipe("algorithm.name=hoarder", dial))
+    assert (
+        plain == f"{words}; what is drawn from the replay may be of any age: pace/max_sample_age reports it"
+    )
+
+
+def test_outstanding_segments_of_a_replay_count_what_fills_it(files: Files) -> None:
+    assert plan(files.recipe(REPLAYER))["memory"] == "about 10 segments collected or collecting at once"
+    dial = "async_training.off_policy_degree=3"
+    assert files.recipe(REPLAYER, dial).max_outstanding_segments == 16
+    assert files.recipe(REPLAYER, dial, "algorithm.replay_ratio=0.25").max_outstanding_segments == 10 + 3 * 4
+    assert files.recipe(dial, "algorithm.name=learner").max_outstanding_segments == 8
+    assert files.recipe(REPLAYER, "async_training.min_batch_count=12").max_outstanding_segments == 12
+    assert files.recipe(REPLAYER, dial, "async_training.max_queue_size=11").max_outstanding_segments == 11
+
+
+def test_a_queue_that_the_first_round_of_a_replay_does_not_fit_in(files: Files) -> None:
+    (problem,) = files.refused(REPLAYER, "async_training.max_queue_size=9")
+    assert (problem.key, problem.where) == ("async_training.max_queue_size", "command line")
+    assert problem.message == (
+        "the first round waits for 10 segments, so with max_queue_size 9 it could never start:"
+        " set max_queue_size to 10 or more, or change algorithm.batch_size or algorithm.replay_ratio"
+    )
+    (problem,) = files.refused(
+        REPLAYER, "async_training.max_queue_size=11", "async_training.min_batch_count=12"
+    )
+    assert "set max_queue_size to 12 or more" in problem.message
+    assert "async_training.min_batch_count" in problem.message
+    assert files.recipe(REPLAYER, "async_training.max_queue_size=10").max_outstanding_segments == 10
+    (problem,) = files.refused(REPLAYER, "async_training.max_queue_size=19", "algorithm.replay_ratio=0.05")
+    assert "set max_queue_size to 20 or more" in problem.message
+
+
+def test_a_worker_without_an_environment_is_the_only_complaint(files: Files) -> None:
+    (problem,) = files.refused(
+        REPLAYER, "env.num_envs=2", "runtime.num_workers=3", "async_training.max_queue_size=3"
+    )
+    assert "set env.num_envs to 3" in problem.message
+
+
+def test_plan_of_a_run_on_ray(files: Files) -> None:
+    rows = plan(files.recipe("runtime.kind=ray"))
+    assert rows["collectors"].startswith("2 in Ray actors, each with 32 environments")
+    assert rows["learner"] == "in a Ray actor, 1 torch thread"
+    several = files.recipe("runtime.kind=ray", "learner.num_ranks=2")
+    assert plan(several)["learner"] == "2 ranks in Ray actors, 1 torch thread each"
+    here = files.recipe("learner.num_ranks=2")
+    assert plan(here)["learner"] == "2 ranks in this process and others, 1 torch thread each"
+    assert plan(files.recipe())["learner"] == "in this process, 1 torch thread"
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import nn
 
 from offbeat.errors import CheckpointError, ConfigError
+from offbeat.models.actions import action_head
 from offbeat.models.actor import initial_memory, make_actor
 from offbeat.models.flat import FlatParameters
+from offbeat.models.likelihood import likelihood
 from offbeat.models.mlp import MLP
 from offbeat.models.networks import CRITIC_PREFIX, GRUActorCritic, make_network
 from offbeat.models.observations import Normalizer, encode, observation_spec
@@ -218,6 +220,21 @@ def test_every_parameter_gets_a_gradient():
             evaluation.backward(evaluation.outputs + 1, evaluation.values + 1)
         assert all(p.grad.abs().max() > 0 for p in net.parameters())
         assert parameters.grad.count_nonzero() > 0.9 * parameters.grad.numel()
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_samples_may_have_entropy_bonuses_of_their_own(kind):
+    """A gradient by entropy for each sample is that number for the sample alone."""
+    head = action_head(SPACES[kind])
+    rng = np.random.default_rng(0)
+    outputs = rng.normal(size=(6, head.num_outputs)).astype(np.float32)
+    actions = head.sample(outputs, head.noise(rng, 1, 6)[0])
+    grad_logp, bonuses = torch.randn(6), torch.tensor([0.0, 0.3, -1.0, 2.0, 0.0, 0.5])
+    judged = likelihood(head, torch.from_numpy(outputs), torch.from_numpy(actions))
+    found = judged.backward(grad_logp, bonuses)
+    expected = torch.stack([judged.backward(grad_logp, float(bonus))[i] for i, bonus in enumerate(bonuses)])
+    torch.testing.assert_close(found, expected)
+    assert not torch.equal(found, judged.backward(grad_logp, 0.0))
 
 
 def test_world_of_gymnasium_fits():

@@ -6,9 +6,11 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from torch.distributions import Categorical, Independent, Normal
 
-from offbeat.errors import EnvError
-from offbeat.models.actions import action_head
+from offbeat.envs.colorlines.moves import Moves
+from offbeat.errors import ConfigError, EnvError
+from offbeat.models.actions import CategoricalActions, action_head, knows_moves
 from offbeat.models.likelihood import likelihood
+from offbeat.models.spec import NetworkConfig, network_spec
 
 SPACES = {
     "discrete": Discrete(4),
@@ -83,11 +85,11 @@ def test_gaussian_samples_have_mean_and_deviation():
 
 
 def test_actions_reach_the_environment_in_its_own_numbers():
-    assert action_head(Discrete(3, start=5)).to_env(np.array([0, 2])).tolist() == [5, 7]
+    assert action_head(Discrete(3, start=5)).to_env(np.array([0, 2]), np.zeros((2, 1))).tolist() == [5, 7]
     shifted = action_head(MultiDiscrete([2, 3], start=[1, 10]))
-    assert shifted.to_env(np.array([[0, 2]])).tolist() == [[1, 12]]
+    assert shifted.to_env(np.array([[0, 2]]), np.zeros((1, 1))).tolist() == [[1, 12]]
     box = action_head(Box(np.array([-1, 0]), np.array([1, 2]), dtype=np.float64))
-    clipped = box.to_env(np.array([[-3, 3]], np.float32))
+    clipped = box.to_env(np.array([[-3, 3]], np.float32), np.zeros((1, 1)))
     assert clipped.tolist() == [[-1, 2]]
     assert clipped.dtype == np.float64
 
@@ -98,6 +100,24 @@ def test_impossible_draws_never_happen():
     assert np.isfinite(noise).all()
     outputs = np.broadcast_to(np.array([0, -1e9], np.float32), (1000, 2))
     assert not any(head.sample(outputs, step).any() for step in noise)
+
+
+class Masked(Discrete):
+    """Knows which actions are legal, and is no board."""
+
+    def legal(self, obs):
+        return np.ones((len(obs), self.n), bool)
+
+
+def test_legal_actions_alone_make_no_board():
+    space = Masked(5)
+    assert isinstance(action_head(space), CategoricalActions)
+    observations = Box(-1, 1, (84,), np.float32)
+    assert network_spec(NetworkConfig(), observations, space).kind == "mlp"
+    assert network_spec(NetworkConfig(kind="gru"), observations, space).kind == "gru"
+    with pytest.raises(ConfigError, match=r"for moves on a board of 84 numbers.*set it to auto"):
+        network_spec(NetworkConfig(kind="lines"), observations, space)
+    assert knows_moves(Moves()) and not knows_moves(space)
 
 
 def test_other_spaces_are_refused():

@@ -65,17 +65,23 @@ def test_decoupled_loss_is_a_clip_around_the_proximal_policy():
 
 
 @pytest.mark.parametrize("clipped", [False, True])
-def test_value_gradient_is_that_of_autograd(clipped):
-    values, targets, old_values = random_tensors(3)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_value_gradient_is_that_of_autograd(clipped, weighted):
+    values, targets, old_values, weights = random_tensors(4)
+    weights = weights.exp() if weighted else None
     values.requires_grad_()
     errors = (values - targets).square()
     if clipped:
         bounded = old_values + (values - old_values).clamp(-CLIP, CLIP)
         errors = torch.maximum(errors, (bounded - targets).square())
-    expected = 0.5 * errors.mean()
+    expected = 0.5 * (errors * (weights if weighted else 1)).mean()
     expected.backward()
     loss, gradient = value_loss(
-        values.detach(), targets, old_values=old_values if clipped else None, clip_coef=CLIP
+        values.detach(),
+        targets,
+        old_values=old_values if clipped else None,
+        clip_coef=CLIP,
+        weights=weights,
     )
     torch.testing.assert_close(loss, expected.detach())
     torch.testing.assert_close(gradient, values.grad)
@@ -115,6 +121,24 @@ def test_masked_mean_and_normalise():
     expected = np.array([[-2, 0], [0, 2]]) / deviation
     np.testing.assert_allclose(masked_normalise(values, mask), expected, rtol=1e-6)
     assert values[0, 0] == 1
+
+
+def test_weighted_normalisation_is_that_of_repeated_values():
+    """A weight of 3 counts as three equal values, one of 0 as none; all get shifted and scaled alike."""
+    values = np.array([1, 2, 6, 100], np.float32)
+    mask, weights = np.array([True, True, True, False]), np.array([3, 1, 0, 5], np.float32)
+    found = masked_normalise(values, mask, weights=weights)
+    repeated = np.array([1, 1, 1, 2], np.float32)
+    expected = (values - repeated.mean()) / repeated.std() * mask
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    even = masked_normalise(values, mask, weights=np.full(4, 0.3, np.float32))
+    np.testing.assert_allclose(even, masked_normalise(values, mask), rtol=1e-5)
+
+
+def test_normalisation_without_any_weight_stays_finite():
+    values = np.array([1, 2], np.float32)
+    found = masked_normalise(values, np.array([True, True]), weights=np.zeros(2, np.float32))
+    assert np.isfinite(found).all()
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(0, 1000))

@@ -54,11 +54,13 @@ def test_replay_may_publish_as_rarely_as_it_likes() -> None:
     ("ratio", "rounds_done", "degree", "limit"),
     [
         (None, 0, 0, 6),  # min_segments
-        (None, 1, 0, 8),  # two rounds of four
-        (None, 1, 2, 16),  # two rounds further ahead
-        (None, 9, 5, 40),  # never beyond the last round
+        (None, 1, 0, 10),  # and the four of the second round
+        (None, 1, 2, 18),  # two rounds further ahead
+        (None, 9, 5, 42),  # never beyond the last round
         (0.1, 0, 0, 10),  # ten segments for one round
         (0.1, 2, 1, 40),
+        (1 / 49, 0, 0, 49),  # no segment too many by rounding
+        (1 / 49, 2, 0, 147),
     ],
 )
 def test_replay_limit(ratio: float | None, rounds_done: int, degree: int, limit: int) -> None:

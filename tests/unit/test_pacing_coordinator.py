@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from offbeat.errors import ConfigError, PromiseBroken
-from offbeat.pacing import AUTO, Counts
+from offbeat.pacing import AUTO, Coordinator, Counts
 from offbeat.pacing.deadlines import BoundBroken
+from offbeat.pacing.ledger import RUNNING
 from offbeat.pacing.messages import (
     Clock,
     DialTurned,
@@ -142,6 +144,140 @@ def test_max_queue_size_limits_what_is_outstanding() -> None:
     assert len(tickets(begin(coordinator))) == 2
     actions = arrive(coordinator, 0)
     assert (len(of_type(actions, Train)), len(tickets(actions))) == (1, 1)
+
+
+# ---------------------------------------------------------------- warming up
+
+
+def test_the_first_round_waits_for_the_warm_up_and_no_other_does() -> None:
+    coordinator = make(mode="replay", replay_ratio=1.0, off_policy_degree=1, warmup_s=5.0)
+    begin(coordinator, now_s=10.0)
+    assert coordinator.wake_at_s(10.0) == 15.0
+    early = arrive(coordinator, 0, now_s=12.0)
+    assert of_type(early, Train) == []
+    assert len(tickets(early)) == 1, "collection goes on meanwhile"
+    assert coordinator.handle(Clock(), 14.9) == []
+    assert coordinator.wake_at_s(14.9) == 15.0
+    assert of_type(coordinator.handle(Clock(), 15.0), Train) == [Train(0, (0,), 1)]
+    assert coordinator.wake_at_s(15.0) is None
+    end_round(coordinator, now_s=15.1)
+    assert of_type(arrive(coordinator, 1, now_s=15.1), Train) == [Train(1, (1,), 1)]
+
+
+def test_the_warm_up_waits_for_segments_too() -> None:
+    coordinator = make(mode="replay", num_lanes=3, off_policy_degree=2, warmup_s=5.0, min_segments=3)
+    begin(coordinator)
+    arrive(coordinator, 0, 1, now_s=1.0)
+    assert of_type(coordinator.handle(Clock(), 5.0), Train) == []
+    assert of_type(arrive(coordinator, 2, now_s=6.0), Train) == [Train(0, (0, 1, 2), 2)]
+
+
+def test_the_warm_up_collects_no_more_than_the_dial_allows() -> None:
+    coordinator = make(mode="replay", off_policy_degree=1, warmup_s=60.0, min_segments=1)
+    begin(coordinator)
+    issued = [tickets(arrive(coordinator, number, now_s=1.0)) for number in range(2)]
+    assert [len(found) for found in issued] == [1, 0]
+    assert coordinator.counts().ready == 2
+
+
+def test_a_run_that_has_trained_does_not_warm_up_again() -> None:
+    coordinator = make(mode="replay", warmup_s=5.0)
+    begin(coordinator)
+    arrive(coordinator, 0, now_s=5.0)
+    end_round(coordinator, now_s=5.0)
+    again = make(mode="replay", warmup_s=5.0)
+    again.load_state_dict(coordinator.state_dict())
+    begin(again, now_s=100.0)
+    assert again.wake_at_s(100.0) is None
+    (issued,) = again.ledger.outstanding()
+    assert of_type(arrive(again, issued.number, now_s=100.0), Train) == [Train(1, (issued.number,), 0)]
+
+
+def test_a_run_that_has_not_trained_yet_warms_up_from_its_new_start() -> None:
+    again = make(mode="replay", warmup_s=5.0)
+    again.load_state_dict(make(mode="replay", warmup_s=5.0).state_dict())
+    begin(again, now_s=100.0)
+    assert again.wake_at_s(100.0) == 105.0
+
+
+def test_who_waits_for_the_warm_up() -> None:
+    coordinator = make(mode="replay", warmup_s=5.0)
+    assert coordinator.warm_at_s == -math.inf, "before it begins"
+    begin(coordinator, now_s=10.0)
+    assert coordinator.warm_at_s == 15.0
+    assert "still out: ticket 0" in coordinator.waiting_for()
+    arrive(coordinator, 0, now_s=12.0)
+    assert coordinator.waiting_for() == "round 0 waits until 5 s of warm-up are over"
+    coordinator.handle(Clock(), 15.0)
+    assert coordinator.waiting_for() == "round 0 is being trained by the learner"
+    end_round(coordinator, now_s=16.0)
+    assert coordinator.warm_at_s == -math.inf, "long ago"
+    assert "warm-up" not in coordinator.waiting_for()
+
+
+# ---------------------------------------------------------------- filling the replay first
+
+
+def collect_until_trained(coordinator: Coordinator) -> tuple[int, Train]:
+    """Let tickets arrive in order until a round begins: how many did, and that round."""
+    for count in range(1, 1000):
+        number = coordinator.ledger.with_status(RUNNING)[0].number
+        if trains := of_type(arrive(coordinator, number), Train):
+            return count, trains[0]
+    raise AssertionError("no round began")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "per_round", "min_segments", "first", "later"),
+    [
+        (0.5, 2, 9, 9, 2),  # far more than a round's share before the first
+        (0.5, 2, 2, 2, 2),
+        (0.25, 2, 9, 9, 4),  # the ratio asks for more than a round's share
+        (0.25, 2, 3, 4, 4),
+        (1 / 49, 49, 60, 60, 49),  # no segment too many by rounding
+        (1 / 49, 49, 0, 49, 49),
+    ],
+)
+@pytest.mark.parametrize("degree", [0, 1])
+def test_every_later_round_waits_for_its_own_segments(
+    ratio: float, per_round: int, min_segments: int, first: int, later: int, degree: int
+) -> None:
+    coordinator = make(
+        mode="replay",
+        replay_ratio=ratio,
+        segments_per_round=per_round,
+        min_segments=min_segments,
+        off_policy_degree=degree,
+    )
+    begin(coordinator)
+    for version in range(10):
+        count, train = collect_until_trained(coordinator)
+        assert (train.version, count) == (version, first if version == 0 else later)
+        assert len(train.tickets) == count
+        end_round(coordinator)
+
+
+def test_without_a_ratio_rounds_wait_for_nothing_but_the_first_segments() -> None:
+    coordinator = make(mode="replay", segments_per_round=2, min_segments=9, off_policy_degree=1)
+    begin(coordinator)
+    assert collect_until_trained(coordinator)[0] == 9
+    assert of_type(end_round(coordinator), Train) == [Train(1, (), 1)]
+
+
+def test_what_fills_the_replay_is_not_part_of_the_dial() -> None:
+    """Collection is k rounds ahead of training, whatever the first round waited for."""
+    coordinator = make(
+        mode="replay",
+        replay_ratio=0.5,
+        segments_per_round=2,
+        min_segments=9,
+        off_policy_degree=1,
+        num_lanes=99,
+    )
+    assert len(tickets(begin(coordinator))) == 11
+    arrive(coordinator, *range(9))
+    assert tickets(end_round(coordinator)) and coordinator.counts().issued == 13
+    assert coordinator.counts().running == 4
 
 
 # ---------------------------------------------------------------- losses

@@ -262,6 +262,67 @@ def test_a_full_queue_is_enough_when_the_dial_was_turned_to_zero_late() -> None:
     assert of_type(arrive(coordinator, 1, 2), Train) == [Train(3, (1, 2), 0)]
 
 
+# ---------------------------------------------------------------- checkpoints and weight_sync_interval
+
+
+def seldom_published(**changes: object) -> Coordinator:
+    """A replay run at k = 0 that publishes every third version."""
+    return replay(**({"segments_per_round": 1, "num_lanes": 1, "publish_interval": 3} | changes))
+
+
+def next_replay_round(coordinator: Coordinator, now_s: float = 0.0) -> list[Action]:
+    """Collect and train one round; publish when that is asked for."""
+    arrive(coordinator, len(coordinator.ledger) - 1, now_s=now_s)
+    actions = end_round(coordinator, now_s, publish=False)
+    for publish in of_type(actions, Publish):
+        actions = actions + coordinator.handle(Published(publish.version), now_s)
+    return actions
+
+
+def test_a_checkpoint_that_is_due_waits_for_a_version_that_is_published() -> None:
+    coordinator = seldom_published(checkpoint_interval=2, rounds=12)
+    begin(coordinator)
+    rounds = [next_replay_round(coordinator) for _ in range(11)]
+    assert [publish.version for round in rounds for publish in of_type(round, Publish)] == [3, 6, 9]
+    assert [made.version for round in rounds for made in of_type(round, Checkpoint)] == [3, 6, 9]
+
+
+def test_a_checkpoint_that_is_due_by_time_waits_for_a_version_that_is_published() -> None:
+    coordinator = seldom_published(checkpoint_interval_s=10.0, rounds=12)
+    begin(coordinator)
+    times = (1.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0, 23.0, 24.0)
+    rounds = [next_replay_round(coordinator, now_s) for now_s in times]
+    assert [made.version for round in rounds for made in of_type(round, Checkpoint)] == [3, 9]
+
+
+def test_the_last_checkpoint_waits_for_nothing() -> None:
+    ends = seldom_published(checkpoint_at_end=True, rounds=4)
+    begin(ends)
+    last = [next_replay_round(ends) for _ in range(4)][-1]
+    assert last == [Checkpoint(4), Finish("all rounds trained")]
+    stops = seldom_published(checkpoint_interval=1, checkpoint_at_end=True)
+    begin(stops)
+    next_replay_round(stops)
+    assert stops.handle(StopRequested("enough"), 0.0) == [Checkpoint(1), Finish("enough")]
+
+
+def test_a_run_resumed_from_a_checkpoint_collects_with_the_versions_it_would_have_collected_with() -> None:
+    whole = seldom_published(checkpoint_interval=2, rounds=12)
+    begin(whole)
+    states = []
+    for _ in range(4):
+        if of_type(next_replay_round(whole), Checkpoint):
+            states.append(whole.state_dict())
+    again = seldom_published(checkpoint_interval=2, rounds=12)
+    again.load_state_dict(states[-1])
+    begin(again)
+    next_replay_round(again)
+    for _ in range(4):
+        (expected,) = tickets(next_replay_round(whole))
+        (found,) = tickets(next_replay_round(again))
+        assert (found.number, found.version, found.seed) == (expected.number, expected.version, expected.seed)
+
+
 # ---------------------------------------------------------------- resuming
 
 

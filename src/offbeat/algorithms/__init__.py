@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from offbeat.algorithms.base import Algorithm
     from offbeat.config.models import AlgorithmConfig
 
-BUILTIN = {"ppo": "offbeat.algorithms.ppo:ALGORITHM"}
+BUILTIN = {
+    "ppo": "offbeat.algorithms.ppo:ALGORITHM",
+    "ppo_per": "offbeat.algorithms.ppo_per:ALGORITHM",
+}
 """Name to ``module:attribute`` of the algorithms that come with offbeat."""
 GROUP = "offbeat.algorithms"
 """The entry-point group of plugins."""

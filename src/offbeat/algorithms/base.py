@@ -31,9 +31,11 @@ class Roles:
     """The roles of one run.
 
     ``learner`` is called in the learner's process, in each of them if it has several ranks, and may import
-    torch; ``collect`` and ``evaluate`` are made in workers. A ``stream`` trains each segment once, a
-    ``replay`` samples from a store. ``data_parallel`` says that the learner shares its work with other ranks:
-    without it, ``learner.num_ranks`` has to be 1.
+    torch; ``collect`` and ``evaluate`` are made in workers. A ``stream`` trains each segment once; a learner
+    with a ``replay`` keeps what it gets and samples: at most ``replay_ratio`` rounds per segment (None: as
+    fast as it can), the first once ``min_segments`` came and ``warmup_s`` seconds went by.
+    ``data_parallel`` says that the learner shares its work with other ranks: without it,
+    ``learner.num_ranks`` has to be 1.
     """
 
     collect: PerWorker[Collector]
@@ -43,6 +45,8 @@ class Roles:
     mode: Literal["stream", "replay"]
     segments_per_round: int
     replay_ratio: float | None = None
+    min_segments: int = 0
+    warmup_s: float = 0.0
     data_parallel: bool = False
 
 
@@ -51,10 +55,12 @@ class Algorithm:
     """An entry of the registry. Example: ``ALGORITHM = Algorithm("ppo", PPOConfig, build)``.
 
     ``check`` looks at what only a try can tell, such as whether the environment can be made, before a run
-    leaves any trace; it raises an error that names the fix.
+    leaves any trace; it raises an error that names the fix. ``facts`` are told by ``offbeat check`` and when
+    a run starts: by name, what is worth knowing before, such as the memory that a replay takes.
     """
 
     name: str
     config_model: type[AlgorithmConfig]
     build: Callable[[RunConfig], Roles]
     check: Callable[[RunConfig], None] | None = None
+    facts: Callable[[RunConfig], Mapping[str, str]] | None = None

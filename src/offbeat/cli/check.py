@@ -28,10 +28,12 @@ def check(
         from offbeat.config.plan import describe, plan, remarks
 
         config = offbeat.load_config(source, overrides or [])
-        step_bytes = probe_step_bytes(config)
-        print(describe(config, step_bytes))
+        step_bytes, facts = probe_step_bytes(config), probe_algorithm(config)
+        print(describe(config, step_bytes, facts))
         report.values.update(
-            config=config.resolved().model_dump(), plan=plan(config, step_bytes), notes=remarks(config)
+            config=config.resolved().model_dump(),
+            plan={**plan(config, step_bytes), **facts},
+            notes=remarks(config),
         )
 
 
@@ -40,11 +42,26 @@ def probe_step_bytes(config: RunConfig) -> int:
     import numpy as np
 
     from offbeat.envs import make_world
+    from offbeat.envs.judged import check_eval_env
 
     try:
         world = make_world(config.env, 1)
+        check_eval_env(config)
     except EnvError as error:
         raise ConfigError(f"env.id = {config.env.id!r}: {error}") from error
     samples = (world.single_observation_space.sample(), world.single_action_space.sample())
     world.close()
     return sum(np.asarray(sample).nbytes for sample in samples) + _SCALARS_BYTES
+
+
+def probe_algorithm(config: RunConfig) -> dict[str, str]:
+    """Let the algorithm look at the environment, and say what is worth knowing before a run."""
+    from offbeat import algorithms
+
+    algorithm = algorithms.find(config.algorithm.name)
+    try:
+        if algorithm.check is not None:
+            algorithm.check(config)
+    except EnvError as error:
+        raise ConfigError(f"env.id = {config.env.id!r}: {error}") from error
+    return dict(algorithm.facts(config)) if algorithm.facts is not None else {}

@@ -13,6 +13,7 @@ VERBS: Mapping[str, str] = {
     "resume": "offbeat.cli.resume:resume",
     "status": "offbeat.cli.status:status",
     "eval": "offbeat.cli.evaluate:evaluate",
+    "play": "offbeat.cli.play:play",
     "replay": "offbeat.cli.replay:replay",
     "check": "offbeat.cli.check:check",
     "list": "offbeat.cli.listing:list_all",

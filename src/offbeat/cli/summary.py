@@ -52,7 +52,7 @@ def summary_rows(result: Result) -> dict[str, str]:
         "run directory": str(result.run_dir),
     }
     run = shlex.quote(str(result.run_dir))
-    return rows | {verb: f"offbeat {verb} {run}" for verb in ("resume", "eval", "replay")}
+    return rows | {verb: f"offbeat {verb} {run}" for verb in ("resume", "eval", "play", "replay")}
 
 
 def _wall(result: Result) -> str:

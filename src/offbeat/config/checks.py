@@ -45,7 +45,7 @@ def _envs_per_worker(config: RunConfig) -> list[Conflict]:
 def _sync_interval(config: RunConfig) -> list[Conflict]:
     dial = config.async_training
     longest = dial.smallest_degree + 1
-    if dial.weight_sync_interval <= longest:
+    if dial.weight_sync_interval <= longest or config.algorithm.mode == "replay":
         return []
     message = (
         f"weights must be published at least every k + 1 rounds: with off_policy_degree"
@@ -73,21 +73,39 @@ _ROUND_SIZE_KEYS = ("algorithm.segments_per_round", "runtime.num_workers")
 
 
 def _queue_size(config: RunConfig) -> list[Conflict]:
-    limit, needed = config.async_training.max_queue_size, config.segments_per_round
-    if limit is None or limit >= needed:
+    limit = config.async_training.max_queue_size
+    # Without an environment for each worker nothing can be counted; that is a conflict of its own.
+    if limit is None or config.envs_per_worker == 0 or limit >= config.first_segments:
         return []
+    needed, key = config.first_segments, "async_training.max_queue_size"
+    if needed <= config.segments_per_round:
+        message = (
+            f"a round trains {needed} segments, so with max_queue_size {limit} none could ever start:"
+            f" set max_queue_size to {needed} or more"
+        )
+        return [Conflict((key, *_ROUND_SIZE_KEYS), message)]
+    causes = _prefill_keys(config)
     message = (
-        f"a round trains {needed} segments, so with max_queue_size {limit} none could ever start:"
-        f" set max_queue_size to {needed} or more"
+        f"the first round waits for {needed} segments, so with max_queue_size {limit} it could never start:"
+        f" set max_queue_size to {needed} or more, or change {' or '.join(causes)}"
     )
-    return [Conflict(("async_training.max_queue_size", *_ROUND_SIZE_KEYS), message)]
+    return [Conflict((key, *causes, "env.num_envs", *_ROUND_SIZE_KEYS), message)]
+
+
+def _prefill_keys(config: RunConfig) -> list[str]:
+    """What makes the first round of a replay run wait."""
+    known = type(config.algorithm).model_fields
+    names = ("min_buffer_size", "batch_size", "replay_ratio")
+    causes = [f"algorithm.{name}" for name in names if name in known]
+    dial = config.async_training
+    return causes if dial.min_batch_count is None else [*causes, "async_training.min_batch_count"]
 
 
 def _first_batch(config: RunConfig) -> list[Conflict]:
     dial = config.async_training
     rounds = min(dial.smallest_degree + 1, config.run.rounds)
     most = min(rounds * config.segments_per_round, dial.max_queue_size or rounds * config.segments_per_round)
-    if dial.min_batch_count is None or dial.min_batch_count <= most:
+    if dial.min_batch_count is None or dial.min_batch_count <= most or config.algorithm.mode == "replay":
         return []
     message = (
         f"min_batch_count {dial.min_batch_count} can never arrive: with off_policy_degree"

@@ -60,3 +60,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if close is not None:
         return f"did you mean {close}?"
     return f"known: {', '.join(names)}" if names else "there are none"
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """A value as it would stand in YAML, cut to ``limit`` characters."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."

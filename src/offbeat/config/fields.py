@@ -9,6 +9,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from offbeat.config.models import Section
+
 _ATOMS: Mapping[object, tuple[str, str]] = {
     bool: ("true or false", "true or false"),
     int: ("a whole number", "whole numbers"),
@@ -22,6 +24,13 @@ _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 def allowed(field: FieldInfo) -> str:
     """Say what the field accepts. Example: ``a whole number, at least 1, or null``."""
     return _allowed(field.annotation, field.metadata)
+
+
+def nested_section(annotation: object) -> type[Section] | None:
+    """The one section that a field of this type holds, optional or not; None when it holds values."""
+    kinds = (annotation, *get_args(annotation))
+    nested = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
+    return nested[0] if len(nested) == 1 else None
 
 
 def _allowed(annotation: object, metadata: list[Any]) -> str:

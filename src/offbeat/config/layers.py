@@ -17,7 +17,10 @@ Path = tuple[str | int, ...]
 """Keys and list positions from the top, e.g. ``("env", "num_envs")``."""
 
 _TEXT_TAGS = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:str")
-_FRESH_START = {("algorithm", "name"): ("algorithm",), ("env", "id"): ("env", "kwargs")}
+_FRESH_START: Mapping[Path, tuple[Path, ...]] = {
+    ("algorithm", "name"): (("algorithm",),),
+    ("env", "id"): (("env", "kwargs"), ("eval", "env_kwargs")),
+}
 """Naming another algorithm or environment drops what was inherited for the old one."""
 
 
@@ -219,8 +222,8 @@ def _without_outdated(below: Layer, above: Layer) -> Layer:
     for switch, belonging in _FRESH_START.items():
         new, old = _get(above.values, switch), _get(values, switch)
         if new is not None and old is not None and new != old:
-            values = _removed(values, belonging)
-            dropped.add(belonging)
+            values = reduce(_removed, belonging, values)
+            dropped.update(belonging)
     places = {
         path: place
         for path, place in below.places.items()

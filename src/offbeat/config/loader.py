@@ -6,20 +6,21 @@ reported at once, with the place where its key was written.
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 
-from offbeat.config import layers
+from offbeat.config import layers, short
 from offbeat.config.checks import algorithm_conflicts, conflicts
-from offbeat.config.errors import ConfigProblems, Problem, did_you_mean, nearest
-from offbeat.config.fields import allowed
+from offbeat.config.errors import ConfigProblems, Problem, did_you_mean, nearest, shown
+from offbeat.config.fields import allowed, nested_section
 from offbeat.config.layers import Layer, dotted
 from offbeat.config.models import AlgorithmConfig, Conflict, RunConfig, Section
 from offbeat.config.recipes import RecipeBook
@@ -50,10 +51,11 @@ def load_config(
     problems += more
     if not found:
         raise ConfigProblems(problems)
-    merged = layers.merge([*found, on_top])
     if isinstance(source, RunConfig):
         algorithm_model = _reuse_model(source.algorithm, algorithm_model)
-    config, more = _Validation(merged, algorithm_model).result()
+    found, more = _in_full([*found, on_top], algorithm_model)
+    problems += more
+    config, more = _Validation(layers.merge(found), algorithm_model).result()
     if problems or more:
         raise ConfigProblems(problems + more)
     return config if config.run.name else _named(config, name)
@@ -90,10 +92,10 @@ def _read(
     if isinstance(source, RunConfig):
         return None, [Layer(source.model_dump(), {(): layers.Place("RunConfig")})], []
     try:
-        path, shown = _locate(source, recipes, Path())
+        path, called = _locate(source, recipes, Path())
     except ConfigError as error:
         return None, [], [Problem(str(source), "", None, str(error))]
-    found, problems = _read_chain(path, shown, recipes, ())
+    found, problems = _read_chain(path, called, recipes, ())
     return path.stem, found, problems
 
 
@@ -115,15 +117,15 @@ def _locate(source: str | Path, recipes: RecipeBook, relative_to: Path) -> tuple
 
 
 def _read_chain(
-    path: Path, shown: str, recipes: RecipeBook, opened: tuple[Path, ...]
+    path: Path, name: str, recipes: RecipeBook, opened: tuple[Path, ...]
 ) -> tuple[list[Layer], list[Problem]]:
     """Read a file and, below it, what it extends."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        return [], [Problem(shown, "", None, f"cannot be read: {reason}")]
-    layer, problems = layers.parse_yaml(text, shown)
+        return [], [Problem(name, "", None, f"cannot be read: {reason}")]
+    layer, problems = layers.parse_yaml(text, name)
     if layer is None:
         return [], problems
     base = layer.values.pop("extends", None)
@@ -132,20 +134,20 @@ def _read_chain(
         return [layer], problems
     where = str(layer.place(("extends",)))
     try:
-        below, shown_below = _extended(base, path, recipes, (*opened, path.resolve()))
+        below, name_below = _extended(base, path, recipes, (*opened, path.resolve()))
     except ConfigError as error:
-        return [], [*problems, Problem(where, "extends", _shown(base), str(error))]
-    chain, more = _read_chain(below, shown_below, recipes, (*opened, path.resolve()))
+        return [], [*problems, Problem(where, "extends", shown(base), str(error))]
+    chain, more = _read_chain(below, name_below, recipes, (*opened, path.resolve()))
     return ([*chain, layer] if chain else []), problems + more
 
 
 def _extended(base: object, path: Path, recipes: RecipeBook, opened: tuple[Path, ...]) -> tuple[Path, str]:
     if not isinstance(base, str):
         raise ConfigError("must be the name of a recipe or a file relative to this one")
-    below, shown = _locate(base, recipes, path.parent)
+    below, name = _locate(base, recipes, path.parent)
     if below.resolve() in opened:
         raise ConfigError("the files extend each other in a circle; remove one of these lines")
-    return below, shown
+    return below, name
 
 
 def _forget_empty_sections(layer: Layer) -> None:
@@ -153,6 +155,38 @@ def _forget_empty_sections(layer: Layer) -> None:
     for name in RunConfig.model_fields:
         if layer.values.get(name, ...) is None:
             del layer.values[name]
+
+
+# ---------------------------------------------------------------- short names
+
+
+def _in_full(found: Sequence[Layer], algorithm_model: AlgorithmModel) -> tuple[list[Layer], list[Problem]]:
+    """The layers with short names written in full, each by the algorithm that holds where it was written."""
+    names = [_algorithm_name(layer) for layer in found]
+    expanded: list[Layer] = []
+    problems: list[Problem] = []
+    for rank, layer in enumerate(found):
+        # The newest name up to this layer; below the first layer that names one, that first.
+        nearby = [name for name in (*reversed(names[: rank + 1]), *names[rank + 1 :]) if name is not None]
+        full, more = short.expand(layer, _section_models(nearby[0] if nearby else None, algorithm_model))
+        expanded.append(full)
+        problems += more
+    return expanded, problems
+
+
+def _algorithm_name(layer: Layer) -> str | None:
+    section = layer.values.get("algorithm")
+    name = section.get("name") if isinstance(section, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _section_models(algorithm: str | None, algorithm_model: AlgorithmModel) -> dict[str, type[Section]]:
+    """The model of every section; an algorithm that cannot be found has what all have in common."""
+    models: dict[str, Any] = {name: field.annotation for name, field in RunConfig.model_fields.items()}
+    if algorithm is not None:
+        with contextlib.suppress(ConfigError):
+            models["algorithm"] = algorithm_model(algorithm)
+    return models
 
 
 # ---------------------------------------------------------------- validation
@@ -164,7 +198,8 @@ class _Validation:
     def __init__(self, layer: Layer, algorithm_model: AlgorithmModel) -> None:
         self._layer = layer
         self._problems: list[tuple[layers.Place, Problem]] = []
-        self._models = self._section_models(algorithm_model)
+        self._models = _section_models(_algorithm_name(layer), algorithm_model)
+        self._check_algorithm(algorithm_model)
 
     def result(self) -> tuple[RunConfig, list[Problem]]:
         """The config and the problems, in the order in which their keys were written."""
@@ -182,23 +217,22 @@ class _Validation:
         self._problems.sort(key=lambda found: (found[0].rank, found[0].line or 0))
         return config, [problem for _, problem in self._problems]
 
-    def _section_models(self, algorithm_model: AlgorithmModel) -> dict[str, type[Section]]:
-        models: dict[str, Any] = {name: field.annotation for name, field in RunConfig.model_fields.items()}
-        section = self._layer.values.get("algorithm", {})
-        name = section.get("name") if isinstance(section, dict) else None
-        if isinstance(name, str):
+    def _check_algorithm(self, algorithm_model: AlgorithmModel) -> None:
+        name, section = _algorithm_name(self._layer), self._layer.values.get("algorithm", {})
+        if name is not None:
             try:
-                models["algorithm"] = algorithm_model(name)
+                algorithm_model(name)
             except ConfigError as error:
                 self._add(("algorithm", "name"), str(error))
         elif isinstance(section, dict):
             self._add(("algorithm", "name"), "is required: the name of an algorithm (`offbeat list`)")
-        return models
 
     def _unknown_sections(self) -> None:
-        for name in self._layer.values:
-            if name not in RunConfig.model_fields:
-                self._add((name,), _unknown_key(name, self._models, self._models))
+        is_algorithm_known = "algorithm" not in self._broken_sections()
+        for name, value in self._layer.values.items():
+            # Of an algorithm that nobody knows, nobody knows the short names.
+            if name not in self._models and (is_algorithm_known or isinstance(value, dict)):
+                self._add((name,), _unknown_name(name, self._models))
 
     def _broken_sections(self) -> set[str]:
         return {problem.key.split(".")[0] for _, problem in self._problems}
@@ -239,8 +273,8 @@ class _Validation:
     def _add(self, path: layers.Path, message: str, values: Mapping[str, object] | None = None) -> None:
         place = self._layer.place(path)
         given = _value_at(values or self._layer.values, path)
-        shown = None if given is _NOTHING else _shown(given)
-        found = (place, Problem(str(place), dotted(path), shown, message))
+        text = None if given is _NOTHING else shown(given)
+        found = (place, Problem(str(place), dotted(path), text, message))
         if found not in self._problems:
             self._problems.append(found)
 
@@ -258,18 +292,11 @@ def _field_at(
         if part not in owner.model_fields:
             return tuple(location[: depth + 1]), owner, field
         field = owner.model_fields[str(part)]
-        inner = _section_inside(field.annotation)
+        inner = nested_section(field.annotation)
         if inner is None:
             return tuple(location[: depth + 1]), owner, field
         owner = inner
     return tuple(location), owner, field
-
-
-def _section_inside(annotation: object) -> type[Section] | None:
-    """The one nested section that a field holds, optional or not."""
-    kinds = (annotation, *get_args(annotation))
-    nested = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
-    return nested[0] if len(nested) == 1 else None
 
 
 def _unknown_key(key: str, siblings: Mapping[str, object], sections: Mapping[str, type[Section]]) -> str:
@@ -283,6 +310,13 @@ def _unknown_key(key: str, siblings: Mapping[str, object], sections: Mapping[str
     return f"unknown key; {did_you_mean(key, siblings)}"
 
 
+def _unknown_name(name: str, sections: Mapping[str, type[Section]]) -> str:
+    """Say what an unknown key at the top may have been: a section, a field of one, or a short name."""
+    if "." in name or any(name in model.model_fields for model in sections.values()):
+        return _unknown_key(name, sections, sections)
+    return f"unknown key; {short.unknown(name, sections)}"
+
+
 _NOTHING = object()
 
 
@@ -292,11 +326,3 @@ def _value_at(values: object, path: layers.Path) -> object:
             return _NOTHING
         values = values[part]
     return values
-
-
-def _shown(value: object, limit: int = 60) -> str:
-    """A value as it would stand in YAML, cut to ``limit`` characters."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    text = repr(value)
-    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -5,9 +5,19 @@ Example: ``RunConfig(algorithm=PPOConfig(name="ppo"), env=EnvConfig(id="CartPole
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Self, get_args, get_origin
+import math
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    ValidationInfo,
+    field_validator,
+)
 
 AUTO = -1
 """The ``off_policy_degree`` that hands the dial to the tuner."""
@@ -47,6 +57,9 @@ class Section(BaseModel):
 class AlgorithmConfig(Section):
     """What every algorithm's own settings start from; the subclass is chosen by ``name``."""
 
+    mode: ClassVar[Literal["stream", "replay"]] = "stream"
+    """Whether each segment is trained once, or kept in a replay that rounds sample from."""
+
     name: str = Field(
         description="Which algorithm trains: a built-in one or a plugin; `offbeat list` shows them."
     )
@@ -72,6 +85,24 @@ class AlgorithmConfig(Section):
         num_steps = getattr(self, "num_steps", None)
         return num_steps * config.envs_per_worker if isinstance(num_steps, int) else None
 
+    def needed_segments(self, config: RunConfig) -> int:
+        """Segments without which no round can start: those of a round, or what fills a replay first."""
+        return config.segments_per_round
+
+
+def _null_is_empty(value: object) -> object:
+    return {} if value is None else value
+
+
+def _only_plain_values(value: dict[str, Any]) -> dict[str, Any]:
+    if not is_plain(value):
+        raise ValueError("must hold plain values (numbers, text, lists, mappings) that a file can keep")
+    return value
+
+
+EnvKwargs = Annotated[dict[str, Any], BeforeValidator(_null_is_empty), AfterValidator(_only_plain_values)]
+"""Arguments of an environment's constructor."""
+
 
 class EnvConfig(Section):
     """The environments and how many."""
@@ -82,7 +113,7 @@ class EnvConfig(Section):
         ge=1,
         description="Environments over all workers together; must divide by runtime.num_workers.",
     )
-    kwargs: dict[str, Any] = Field(
+    kwargs: EnvKwargs = Field(
         default={}, description="Arguments for the environment's constructor; null drops the inherited ones."
     )
     vectorize: Literal["auto", "vector", "loop"] = Field(
@@ -95,18 +126,6 @@ class EnvConfig(Section):
         ge=1,
         description="Truncate episodes after this many steps; null: the environment's own limit.",
     )
-
-    @field_validator("kwargs", mode="before")
-    @classmethod
-    def _null_is_empty(cls, value: object) -> object:
-        return {} if value is None else value
-
-    @field_validator("kwargs")
-    @classmethod
-    def _only_plain_values(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if not is_plain(value):
-            raise ValueError("must hold plain values (numbers, text, lists, mappings) that a file can keep")
-        return value
 
 
 def is_plain(value: object) -> bool:
@@ -125,7 +144,8 @@ class AsyncTrainingConfig(Section):
         default=0,
         ge=AUTO,
         description="The dial k: no sample is trained more than k versions after the weights that made it."
-        " 0: strictly on-policy; -1: tuned while running, between 0 and auto_max.",
+        " 0: strictly on-policy; -1: tuned while running, between 0 and auto_max. With replay k bounds how"
+        " many rounds collecting runs ahead, not the age of what is drawn.",
     )
     auto_max: int = Field(default=8, ge=0, description="Largest k, in versions, that the tuner may choose.")
     enable_async_eval: bool = Field(
@@ -135,7 +155,8 @@ class AsyncTrainingConfig(Section):
     weight_sync_interval: int = Field(
         default=1,
         ge=1,
-        description="Rounds between two publications of weights; at most off_policy_degree + 1.",
+        description="Rounds between two publications of weights; at most off_policy_degree + 1, unless the"
+        " algorithm replays.",
     )
     staleness_threshold: int = Field(
         default=0,
@@ -152,7 +173,8 @@ class AsyncTrainingConfig(Section):
         default=None,
         ge=1,
         description="Cap on segments that are collected or collecting and not yet trained, at least the"
-        " segments of a round; null: what the dial allows.",
+        " segments of a round, and with replay those that the first round waits for; null: what the dial"
+        " allows.",
     )
     min_batch_count: int | None = Field(
         default=None,
@@ -393,6 +415,11 @@ class EvalConfig(Section):
         gt=0,
         description="Longest evaluation, in seconds; one past it is given up, and training goes on.",
     )
+    env_kwargs: EnvKwargs = Field(
+        default={},
+        description="Arguments of the environment in evaluations and `offbeat play`, laid over env.kwargs:"
+        " the true score, say, where training has a shaped reward. Null drops the inherited ones.",
+    )
 
 
 class CheckpointConfig(Section):
@@ -469,7 +496,31 @@ class RunConfig(Section):
         return self.env.num_envs // self.runtime.num_workers
 
     @property
+    def eval_env(self) -> EnvConfig:
+        """The environment that weights are judged in: ``eval.env_kwargs`` over ``env.kwargs``."""
+        return self.env.model_copy(update={"kwargs": {**self.env.kwargs, **self.eval.env_kwargs}})
+
+    @property
+    def first_segments(self) -> int:
+        """Segments that the first round cannot do without: those of a round, or what fills a replay."""
+        if self.algorithm.mode == "stream":
+            return self.segments_per_round
+        needed = self.algorithm.needed_segments(self)
+        return max(needed, self._new_segments, self.async_training.min_batch_count or 0)
+
+    @property
+    def _new_segments(self) -> int:
+        """Segments that are collected for each round; more than it trains where ``replay_ratio`` says so."""
+        ratio = getattr(self.algorithm, "replay_ratio", None)
+        by_ratio = math.ceil(1 / ratio - 1e-9) if isinstance(ratio, int | float) and ratio > 0 else 0
+        return max(self.segments_per_round, by_ratio)
+
+    @property
     def max_outstanding_segments(self) -> int:
-        """Most segments that can be issued and untrained at once: k + 1 rounds, or ``max_queue_size``."""
-        by_dial = (self.async_training.largest_degree + 1) * self.segments_per_round
-        return min(by_dial, self.async_training.max_queue_size or by_dial)
+        """Most segments that can be issued and untrained at once: those of the first round and of k more.
+
+        ``max_queue_size`` bounds them too. A replay whose learner may run ahead of collectors can have more.
+        """
+        dial = self.async_training
+        by_dial = self.first_segments + dial.largest_degree * self._new_segments
+        return min(by_dial, dial.max_queue_size or by_dial)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from offbeat.config.loader import dump_yaml
 from offbeat.config.models import AUTO, RunConfig
 
 
-def describe(config: RunConfig, step_bytes: int | None = None) -> str:
+def describe(config: RunConfig, step_bytes: int | None = None, facts: Mapping[str, str] | None = None) -> str:
     """The resolved configuration and the plan of the run.
 
     ``step_bytes`` is the size of one environment step in a segment, for the memory guess; None: not known.
+    ``facts`` are what the algorithm adds to the plan.
     """
-    rows = plan(config, step_bytes)
+    rows = plan(config, step_bytes) | dict(facts or {})
     width = max(map(len, rows))
     lines = [f"  {name:<{width}}  {text}" for name, text in rows.items()]
     notes = [f"  note: {text}" for text in remarks(config)]
@@ -22,7 +25,7 @@ def plan(config: RunConfig, step_bytes: int | None = None) -> dict[str, str]:
     """The plan of the run by topic: who works where, how much a round is, how old samples may get."""
     return {
         "collectors": _collectors(config),
-        "learner": f"in this process, {_count(config.runtime.torch_threads, 'torch thread')}",
+        "learner": _learner(config),
         "evaluation": _evaluation(config),
         "round": _round(config),
         "run": _run(config),
@@ -35,6 +38,8 @@ def plan(config: RunConfig, step_bytes: int | None = None) -> dict[str, str]:
 def staleness_bound(config: RunConfig) -> str:
     """The promise of the dial in a sentence."""
     dial = config.async_training
+    if config.algorithm.mode == "replay":
+        return f"{_distance(config)}; {_ages(config)}"
     if dial.off_policy_degree == AUTO:
         return (
             f"tuned while running: at most {_count(dial.auto_max, 'version')}, and as few as keep learner and"
@@ -44,6 +49,28 @@ def staleness_bound(config: RunConfig) -> str:
         return "none: strictly on-policy, every sample is trained by the very weights that collected it"
     versions, rounds = (_count(dial.off_policy_degree, noun) for noun in ("version", "round"))
     return f"at most {versions}: collectors run up to {rounds} ahead of the learner"
+
+
+def _distance(config: RunConfig) -> str:
+    """How far collecting and training run apart in a replay run."""
+    dial = config.async_training
+    if dial.off_policy_degree == AUTO:
+        return (
+            f"collectors run ahead of the learner by at most {_count(dial.auto_max, 'round')}, tuned while"
+            " running"
+        )
+    if dial.off_policy_degree == 0:
+        return "collectors and learner take turns"
+    return f"collectors run up to {_count(dial.off_policy_degree, 'round')} ahead of the learner"
+
+
+def _ages(config: RunConfig) -> str:
+    """How old what is drawn from a replay may be."""
+    oldest = getattr(config.algorithm, "max_age", None)
+    if oldest is not None:
+        return f"what is drawn from the replay is at most {_count(oldest, 'version')} old (algorithm.max_age)"
+    bound = ", algorithm.max_age bounds it" if hasattr(config.algorithm, "max_age") else ""
+    return f"what is drawn from the replay may be of any age: pace/max_sample_age reports it{bound}"
 
 
 def remarks(config: RunConfig) -> list[str]:
@@ -70,11 +97,22 @@ def remarks(config: RunConfig) -> list[str]:
 
 def _collectors(config: RunConfig) -> str:
     workers, envs = config.runtime.num_workers, config.envs_per_worker
-    where = {"inline": "taking turns in this process", "threads": "in threads of this process"}.get(
-        config.runtime.kind, "in processes of their own"
-    )
+    where = {
+        "inline": "taking turns in this process",
+        "threads": "in threads of this process",
+        "processes": "in processes of their own",
+        "ray": "in Ray actors",
+    }[config.runtime.kind]
     threads = _count(config.runtime.worker_torch_threads, "torch thread")
     return f"{workers} {where}, each with {_count(envs, 'environment')} of {config.env.id} and {threads}"
+
+
+def _learner(config: RunConfig) -> str:
+    is_ray, ranks = config.runtime.kind == "ray", config.learner.num_ranks
+    where = "in a Ray actor" if is_ray else "in this process"
+    if ranks > 1:
+        where = f"{ranks} ranks " + ("in Ray actors" if is_ray else "in this process and others")
+    return f"{where}, {_count(config.runtime.torch_threads, 'torch thread')}{' each' if ranks > 1 else ''}"
 
 
 def _evaluation(config: RunConfig) -> str:
@@ -114,7 +152,8 @@ def _default_dir(config: RunConfig) -> str:
 
 
 def _memory(config: RunConfig, step_bytes: int | None) -> str:
-    most = f"at most {_count(config.max_outstanding_segments, 'segment')} collected or collecting at once"
+    bound = "at most" if config.algorithm.mode == "stream" else "about"
+    most = f"{bound} {_count(config.max_outstanding_segments, 'segment')} collected or collecting at once"
     samples = config.algorithm.samples_per_segment(config)
     if samples is None or step_bytes is None:
         return most

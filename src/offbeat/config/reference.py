@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from offbeat.config.fields import allowed
 from offbeat.config.loader import AlgorithmModel
 from offbeat.config.models import AlgorithmConfig, RunConfig
+from offbeat.config.short import ALIASES
 
 _INTRODUCTION = """\
 # Configuration
@@ -34,7 +35,12 @@ run:
 - **Precedence**: defaults, then what the file extends, then the file, then `key=value` on the command line
   (`offbeat train my.yaml run.seed=3 env.num_envs=32`). Mappings merge key by key; all else is replaced.
 - **Another algorithm or environment**: a layer that changes `algorithm.name` starts that section afresh, one
-  that changes `env.id` drops the inherited `env.kwargs`.
+  that changes `env.id` drops the inherited `env.kwargs` and `eval.env_kwargs`.
+- **Short names**: a setting that only one section has may be written without it, at the top level of a file
+  or on the command line: `offbeat train cartpole-ppo num_workers=4 lr=1e-3`. The run's `config.yaml` has the
+  full key. A name that several sections have, such as `num_envs`, needs its section, and so does everything
+  in a nested section. Names that stand for others:
+  {aliases}.
 - **Values** are YAML 1.2: `1e-3` is a number, `no` is text, and so is `"8"`. A whole number may be `1e6`.
 - **Mistakes** are reported all at once, each with file, line, key, value and what would be right; nothing
   runs, and the exit code is 2. `offbeat check FILE` shows the resolved configuration and what it would do.
@@ -43,7 +49,8 @@ run:
 
 def render(algorithms: Mapping[str, type[AlgorithmConfig]]) -> str:
     """The reference page: a table for each section, and one for each of the ``algorithms`` by name."""
-    parts = [_INTRODUCTION]
+    aliases = ",\n  ".join(f"`{name}` for `{full}`" for name, full in ALIASES.items())
+    parts = [_INTRODUCTION.replace("{aliases}", aliases)]
     for name, field in RunConfig.model_fields.items():
         model = field.annotation
         assert isinstance(model, type)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from offbeat.envs.colorlines import register_color_lines
 from offbeat.envs.make import make_world
 from offbeat.envs.memory import register_memory
 from offbeat.envs.world import Step, World
 
 register_memory()
+register_color_lines()
 
 __all__ = ["Step", "World", "make_world"]

@@ -58,6 +58,15 @@ def make_world(config: EnvConfig, num_envs: int) -> World:
     return _make_loop(spec, config, num_envs)
 
 
+def make_single(config: EnvConfig, render_mode: str | None = None) -> AnyEnv:
+    """Make one environment of the configuration by itself, to be looked at in one of its render modes."""
+    spec = find_spec(config.id)
+    if spec.entry_point is None:
+        raise EnvError(f"{config.id} has only a vector version, which cannot be shown; give it a single one")
+    kwargs = config.kwargs if render_mode is None else {**config.kwargs, "render_mode": render_mode}
+    return _make_single(spec, config.model_copy(update={"kwargs": kwargs}))
+
+
 def find_spec(env_id: str) -> EnvSpec:
     """Find the registered spec behind an id, or make one for a class; EnvError says what could be meant."""
     if env_id.startswith("MinAtar/"):

@@ -8,17 +8,63 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.errors import EnvError
+from offbeat.ops.exploration import explored
+from offbeat.ops.statistics import log_softmax_at
 from offbeat.types import Array
 
 Floats = NDArray[np.float32]
+NUM_CELLS = 81
+"""Cells of the boards that moves are made on."""
 HALF_LOG_2PI = np.float32(0.5 * math.log(2 * math.pi))
+
+
+class Actions(Protocol):
+    """A distribution over actions: how the outputs ``[..., P]`` of an actor become actions.
+
+    Stored actions are ``[..., *shape]`` of ``dtype``, and need not be what the environment takes.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one stored action."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Type of stored actions."""
+        ...
+
+    @property
+    def num_outputs(self) -> int:
+        """P, the outputs that describe the distribution."""
+        ...
+
+    def noise(self, rng: np.random.Generator, num_steps: int, num_envs: int) -> Floats:
+        """What T steps of N environments draw their actions with, ``[T, N, ...]``."""
+        ...
+
+    def sample(self, outputs: Floats, noise: Floats) -> Array:
+        """Draw actions ``[N, *shape]`` from outputs ``[N, P]`` and one step's noise."""
+        ...
+
+    def mode(self, outputs: Floats) -> Array:
+        """The likeliest actions ``[..., *shape]``."""
+        ...
+
+    def log_prob(self, outputs: Floats, actions: Array) -> Floats:
+        """Log-probability ``[...]`` of stored actions under outputs ``[..., P]``."""
+        ...
+
+    def to_env(self, actions: Array, obs: Array) -> Array:
+        """What the environment's ``step`` takes where the policy saw ``obs`` ``[N, ...]``."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +109,19 @@ class CategoricalActions:
         chosen = actions.reshape(*outputs.shape[:-1], len(self.nvec))
         total: Floats = np.zeros(outputs.shape[:-1], np.float32)
         for index, logits in enumerate(self.split(outputs)):
-            total += _log_softmax_at(logits, chosen[..., index])
+            total += log_softmax_at(logits, chosen[..., index])
         return total
 
-    def to_env(self, actions: Array) -> Array:
+    def to_env(self, actions: Array, obs: Array) -> Array:
         """What the environment's ``step`` takes."""
         if not any(self.starts):
             return actions
         return np.asarray(actions + np.asarray(self.starts).reshape(self.shape))
+
+    def explore(self, outputs: Floats, *, temperature: float, epsilon: float) -> Floats:
+        """Outputs of the policy that is acted with; see ``ops.exploration``."""
+        parts = [explored(part, temperature=temperature, epsilon=epsilon) for part in self.split(outputs)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
 
     def split(self, outputs: Floats) -> list[Floats]:
         """Logits of each choice, ``[..., nvec[i]]``."""
@@ -118,7 +169,7 @@ class GaussianActions:
         total: Floats = density.sum(axis=-1)
         return total
 
-    def to_env(self, actions: Array) -> Array:
+    def to_env(self, actions: Array, obs: Array) -> Array:
         """What the environment's ``step`` takes: inside the box, in its dtype."""
         return np.clip(actions, self.low, self.high).astype(self.low.dtype, copy=False)
 
@@ -126,11 +177,36 @@ class GaussianActions:
         return outputs[..., : self.low.size], outputs[..., self.low.size :]
 
 
-Actions = CategoricalActions | GaussianActions
+@runtime_checkable
+class Explores(Protocol):
+    """Actions that can be chosen less greedily than the policy says."""
+
+    def explore(self, outputs: Floats, *, temperature: float, epsilon: float) -> Floats:
+        """Outputs of the policy that is acted with; see ``ops.exploration``."""
+        ...
+
+
+class MovesLike(Protocol):
+    """An action space of moves on a board, from * 81 + to, of which an observation allows some."""
+
+    num_cells: int
+
+    def legal(self, obs: Array) -> Array:
+        """Which actions the observations ``[N, ...]`` allow, ``[N, n]`` bool."""
+        ...
+
+
+def knows_moves(space: object) -> TypeGuard[MovesLike]:
+    """Whether actions are moves on a board of 81 cells; a space with ``legal`` alone may be anything."""
+    return callable(getattr(space, "legal", None)) and getattr(space, "num_cells", None) == NUM_CELLS
 
 
 def action_head(space: gymnasium.Space[Any]) -> Actions:
-    """The distribution for a Discrete, MultiDiscrete or Box space; refuse others."""
+    """The distribution for a space of moves, a Discrete, MultiDiscrete or Box space; refuse others."""
+    if knows_moves(space):
+        from offbeat.models.moves import MoveActions
+
+        return MoveActions()
     if isinstance(space, gymnasium.spaces.Discrete):
         return CategoricalActions((int(space.n),), (int(space.start),), ())
     if isinstance(space, gymnasium.spaces.MultiDiscrete):
@@ -139,10 +215,3 @@ def action_head(space: gymnasium.Space[Any]) -> Actions:
     if isinstance(space, gymnasium.spaces.Box) and np.issubdtype(space.dtype, np.floating):
         return GaussianActions(space.low, space.high, space.shape)
     raise EnvError(f"PPO needs Discrete, MultiDiscrete or float Box actions, this environment has {space}")
-
-
-def _log_softmax_at(logits: Floats, index: Array) -> Floats:
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    chosen: Floats = np.take_along_axis(shifted, index[..., None], axis=-1)[..., 0]
-    logp: Floats = chosen - np.log(np.exp(shifted).sum(axis=-1))
-    return logp

@@ -28,8 +28,12 @@ class Actor(Protocol):
 
 
 def make_actor(spec: NetworkSpec, *, num_threads: int = 1) -> Actor:
-    """The cheapest actor for a network: numpy for mlp and gru, torch (``num_threads`` threads) for cnn."""
-    if spec.kind != "cnn":
+    """The cheapest actor for a network; torch with ``num_threads`` threads where there is none but it."""
+    if spec.kind == "lines":
+        from offbeat.models.lines_actor import LinesActor
+
+        return LinesActor()
+    if spec.kind in ("mlp", "gru"):
         return NumpyActor(spec)
     from offbeat.models.torch_actor import TorchActor
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -42,23 +42,23 @@ def with_autograd(outputs: Tensor, values: Tensor) -> Evaluation:
     return Evaluation(outputs.detach(), values.detach(), backward)
 
 
-class FeedForward(Protocol):
+class FeedForward(nn.Module, ABC):
     """A network that judges observations one by one."""
 
+    @abstractmethod
     def evaluate(self, obs: Tensor) -> Evaluation:
         """Judge observations ``[M, ...]`` for training."""
-        ...
 
+    @abstractmethod
     def outputs(self, obs: Tensor) -> Tensor:
         """Outputs ``[M, P]``."""
-        ...
 
+    @abstractmethod
     def values(self, obs: Tensor) -> Tensor:
         """Values ``[M]``."""
-        ...
 
 
-class MLPActorCritic(nn.Module):
+class MLPActorCritic(FeedForward):
     """Separate dense bodies for policy and value; observations ``[M, F]``."""
 
     def __init__(self, spec: NetworkSpec, generator: torch.Generator) -> None:
@@ -93,7 +93,7 @@ class MLPActorCritic(nn.Module):
         return self.critic.forward(obs).squeeze(-1)
 
 
-class CNNActorCritic(nn.Module):
+class CNNActorCritic(FeedForward):
     """Convolutions shared by policy and value; observations ``[M, H, W, C]`` or ``[M, C, H, W]``.
 
     Large images get the layers of https://www.nature.com/articles/nature14236, small ones (MinAtar's
@@ -180,11 +180,19 @@ class GRUActorCritic(nn.Module):
         return _with_log_std(self.actor(states), self.log_std), self.critic(states).squeeze(-1)
 
 
-ActorCritic = MLPActorCritic | CNNActorCritic | GRUActorCritic
+ActorCritic = FeedForward | GRUActorCritic
 
 
 def make_network(spec: NetworkSpec, generator: torch.Generator) -> ActorCritic:
     """Build the network of a spec, initialised from ``generator`` only."""
+    if spec.kind == "lines":
+        from offbeat.models.lines import LinesActorCritic
+
+        return LinesActorCritic()
+    if spec.kind == "board":
+        from offbeat.models.board import BoardActorCritic
+
+        return BoardActorCritic(spec, generator)
     if spec.kind == "gru":
         return GRUActorCritic(spec, generator)
     if spec.kind == "cnn":

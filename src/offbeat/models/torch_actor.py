@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from offbeat.models.networks import CRITIC_PREFIX, CNNActorCritic
+from offbeat.models.networks import CRITIC_PREFIX, FeedForward, make_network
 from offbeat.models.observations import Normalizer
 from offbeat.models.spec import NetworkSpec
 from offbeat.types import Array
@@ -17,14 +17,16 @@ Floats = NDArray[np.float32]
 
 
 class TorchActor:
-    """Acts with the weights of ``CNNActorCritic`` on the CPU."""
+    """Acts with the weights of a network without memory on the CPU."""
 
     def __init__(self, spec: NetworkSpec, *, num_threads: int = 1) -> None:
         # More threads than cores spin and starve the other workers: 5 to 20 times slower.
         torch.set_num_threads(num_threads)
         self._spec = spec
         self._normalizer: Normalizer | None = None
-        self._network = CNNActorCritic(spec, torch.Generator())
+        network = make_network(spec, torch.Generator())
+        assert isinstance(network, FeedForward)
+        self._network = network
         self._actor_parameters = {
             name: p for name, p in self._network.named_parameters() if not name.startswith(CRITIC_PREFIX)
         }

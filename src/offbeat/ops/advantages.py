@@ -41,7 +41,7 @@ def gae(
     Returns:
         Advantages ``[T, B]`` and value targets ``A + V`` ``[T, B]``.
     """
-    deltas = _td_errors(rewards, values, terminated, valid, gamma)
+    deltas = td_errors(rewards, values, terminated, valid, gamma)
     decay = _trace_decay(terminated, truncated, valid, gamma * gae_lambda)
     advantages = _discounted_sum(deltas, decay)
     return advantages, advantages + values[:-1]
@@ -80,7 +80,7 @@ def off_policy_gae(
     Returns:
         Advantages ``[T, B]`` and value targets ``[T, B]``.
     """
-    deltas = _td_errors(rewards, values, terminated, valid, gamma)
+    deltas = td_errors(rewards, values, terminated, valid, gamma)
     decay = _trace_decay(terminated, truncated, valid, gamma * gae_lambda)
     bounded = _bounded(ratios, valid, c_bar)
     decay[:-1] *= bounded[1:]
@@ -121,7 +121,7 @@ def vtrace(
     Returns:
         Advantages ``[T, B]`` and value targets ``v`` ``[T, B]``.
     """
-    deltas = _td_errors(rewards, values, terminated, valid, gamma)
+    deltas = td_errors(rewards, values, terminated, valid, gamma)
     continues = _trace_decay(terminated, truncated, valid, gamma)
     decay = np.float32(gae_lambda) * continues * _bounded(ratios, valid, c_bar)
     corrections = _discounted_sum(_bounded(ratios, valid, rho_bar) * deltas, decay)
@@ -152,7 +152,8 @@ def discounted_returns(rewards: Floats, ended: Bools, start: Floats, *, gamma: f
     return returns
 
 
-def _td_errors(rewards: Floats, values: Floats, terminated: Bools, valid: Bools, gamma: float) -> Floats:
+def td_errors(rewards: Floats, values: Floats, terminated: Bools, valid: Bools, gamma: float) -> Floats:
+    """One-step errors ``r_t + gamma V_{t+1} - V_t`` ``[T, B]``, 0 where a step is not valid; see ``gae``."""
     # Choosing, not multiplying by 0: what does not count may be anything, even a NaN.
     bootstrap = np.where(terminated, np.float32(0), np.float32(gamma) * values[1:])
     deltas: Floats = (rewards + bootstrap - values[:-1]).astype(np.float32)

@@ -44,7 +44,12 @@ def clipped_policy_loss(
 
 
 def value_loss(
-    values: Tensor, targets: Tensor, *, old_values: Tensor | None = None, clip_coef: float = 0.0
+    values: Tensor,
+    targets: Tensor,
+    *,
+    old_values: Tensor | None = None,
+    clip_coef: float = 0.0,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Half the mean squared error, with PPO's value clipping where ``old_values`` are given.
 
@@ -54,15 +59,18 @@ def value_loss(
         old_values: ``[M]``, the critic at the start of the round. A value further from it than
             ``clip_coef`` is judged as if it had stopped there, when that is the worse of the two.
         clip_coef: bound of the change.
+        weights: ``[M]``, constant weight of each sample inside the mean, None for 1.
 
     Returns:
         The loss ``[]`` and its gradient by ``values`` ``[M]``.
     """
     errors = values - targets
-    if old_values is None:
-        return 0.5 * errors.square().mean(), errors / len(values)
-    change = values - old_values
-    bounded = old_values + change.clamp(-clip_coef, clip_coef) - targets
-    is_free = (change.abs() <= clip_coef) | (errors.abs() >= bounded.abs())
-    squares = torch.maximum(errors.square(), bounded.square())
-    return 0.5 * squares.mean(), errors * is_free / len(values)
+    squares, gradient = errors.square(), errors / len(values)
+    if old_values is not None:
+        change = values - old_values
+        bounded = old_values + change.clamp(-clip_coef, clip_coef) - targets
+        gradient.mul_((change.abs() <= clip_coef) | (errors.abs() >= bounded.abs()))
+        squares = torch.maximum(squares, bounded.square())
+    if weights is not None:
+        squares, gradient = squares * weights, gradient * weights
+    return 0.5 * squares.mean(), gradient

@@ -21,14 +21,26 @@ def masked_mean(values: Floats, mask: Bools) -> float:
     return float(np.sum(values, where=mask, dtype=np.float64) / count) if count else 0.0
 
 
-def masked_normalise(values: Floats, mask: Bools, *, eps: float = 1e-8) -> Floats:
-    """Shift and scale ``values`` to mean 0 and deviation 1 over ``mask``, both ``[...]``; 0 elsewhere."""
-    mean = masked_mean(values, mask)
+def masked_normalise(
+    values: Floats, mask: Bools, *, weights: Floats | None = None, eps: float = 1e-8
+) -> Floats:
+    """Shift and scale ``values`` to mean 0 and deviation 1 over ``mask``, both ``[...]``; 0 elsewhere.
+
+    With ``weights`` ``[...]`` mean and deviation are weighted ones.
+    """
+    mean = masked_mean(values, mask) if weights is None else _weighted_mean(values, mask, weights)
     centred = values - np.float32(mean)
     centred[~mask] = 0
-    deviation = masked_mean(np.square(centred), mask) ** 0.5
+    squares = np.square(centred)
+    variance = masked_mean(squares, mask) if weights is None else _weighted_mean(squares, mask, weights)
+    deviation = variance**0.5
     normalised: Floats = centred / np.float32(deviation + eps)
     return normalised
+
+
+def _weighted_mean(values: Floats, mask: Bools, weights: Floats) -> float:
+    total = np.sum(weights, where=mask, dtype=np.float64)
+    return float(np.sum(values * weights, where=mask, dtype=np.float64) / total) if total else 0.0
 
 
 def effective_sample_size(log_ratios: Floats) -> float:
@@ -61,6 +73,14 @@ def explained_variance(predictions: Floats, targets: Floats) -> float:
     """``1 - Var(targets - predictions) / Var(targets)``, both ``[M]``; 0 when the targets do not vary."""
     variance = float(np.var(targets)) if targets.size else 0.0
     return 1.0 - float(np.var(targets - predictions)) / variance if variance else 0.0
+
+
+def log_softmax_at(logits: Floats, index: Array) -> Floats:
+    """Log-probability ``[...]`` of the entries ``index`` ``[...]`` under logits ``[..., P]``."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    chosen: Floats = np.take_along_axis(shifted, index[..., None], axis=-1)[..., 0]
+    logp: Floats = chosen - np.log(np.exp(shifted).sum(axis=-1))
+    return logp
 
 
 @dataclass(frozen=True, slots=True)

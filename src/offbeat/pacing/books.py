@@ -6,6 +6,7 @@ that came of them, so that a mistake in the coordinator's own checks does not hi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 from offbeat.pacing.config import AUTO, PaceConfig
@@ -190,6 +191,10 @@ class Books:
         _require(enough, BOUND, "round {} began with {} segments", self.version, arrived)
         within = ratio is None or self.version + 1 <= ratio * arrived + 1e-9
         _require(within, BOUND, "round {} with {} segments is beyond {}", self.version, arrived, ratio)
+        share = max(self.config.segments_per_round, math.ceil(1 / (ratio or 1) - 1e-9))
+        later = arrived - max(0, self.config.min_segments - share)
+        own = ratio is None or self.version + 1 <= ratio * later + 1e-9
+        _require(own, BOUND, "round {} lives on what the first one waited for", self.version)
         due = self.config.replay_limit(self.version, 0) if degree == 0 else 0
         most = self.config.max_outstanding
         ready = arrived >= due or (most is not None and len(self.ready) >= most)

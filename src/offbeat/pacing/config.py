@@ -16,7 +16,8 @@ class PaceConfig:
     """The dial and its neighbours. Times in seconds, intervals in rounds, sizes in segments.
 
     ``mode`` "stream": each segment is trained once. "replay": segments go into the learner's replay and
-    a round samples; then ``replay_ratio`` bounds rounds per segment (None: as fast as it can).
+    a round samples; then ``replay_ratio`` bounds rounds per segment (None: as fast as it can), and the
+    first round waits ``warmup_s`` seconds.
     """
 
     rounds: int
@@ -28,6 +29,7 @@ class PaceConfig:
     mode: Literal["stream", "replay"] = "stream"
     replay_ratio: float | None = None
     min_segments: int = 0
+    warmup_s: float = 0.0
     max_outstanding: int | None = None
     publish_interval: int = 1
     eval_interval: int | None = None
@@ -85,8 +87,7 @@ class PaceConfig:
         """Most segments that have to be outstanding together before a round may start."""
         if self.mode == "stream":
             return self.segments_per_round
-        by_ratio = math.ceil(1 / self.replay_ratio) if self.replay_ratio else 0
-        return max(self.segments_per_round, self.min_segments, by_ratio)
+        return max(self.segments_per_round, self.min_segments, self._by_ratio(1))
 
     @property
     def smallest_degree(self) -> int:
@@ -112,5 +113,21 @@ class PaceConfig:
     def replay_limit(self, rounds_done: int, degree: int) -> int:
         """Segments that may have been issued once ``rounds_done`` rounds are trained (replay mode)."""
         target = min(rounds_done + degree + 1, self.rounds)
-        by_ratio = math.ceil(target / self.replay_ratio) if self.replay_ratio else 0
-        return max(self.min_segments, target * self.segments_per_round, by_ratio)
+        return self._prefill + max(target * self.segments_per_round, self._by_ratio(target))
+
+    def replay_need(self, version: int) -> int:
+        """Segments that must have arrived before round ``version`` (replay mode).
+
+        What the first round waits for beyond its share does not count for later ones: each wants its own.
+        """
+        by_ratio = self._prefill + self._by_ratio(version + 1) if self.replay_ratio else 0
+        return max(1, self.min_segments, by_ratio)
+
+    @property
+    def _prefill(self) -> int:
+        """Segments that the first round waits for beyond its share."""
+        return max(0, self.min_segments - max(self.segments_per_round, self._by_ratio(1)))
+
+    def _by_ratio(self, rounds: int) -> int:
+        """Segments that the ratio asks for so many rounds."""
+        return math.ceil(rounds / self.replay_ratio - 1e-9) if self.replay_ratio else 0

@@ -8,6 +8,7 @@ touches tickets issued later.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -87,7 +88,9 @@ class Coordinator:
         self._evaluating = _Evaluating()
         self._checkpointed = 0
         self._checkpointed_at_s: float | None = None
+        self._checkpoint_due = False
         self._issued_at_s: float | None = None
+        self._warm_at_s: float | None = None
         self._stop_reason: str | None = None
         self._goal: str | None = None
         self._failed = False
@@ -125,6 +128,11 @@ class Coordinator:
         """The first round that is not yet being trained."""
         return self.version + (self._training is not None)
 
+    @property
+    def warm_at_s(self) -> float:
+        """When the first round may begin at the earliest; long ago once it has."""
+        return self._warm_at_s if self.version == 0 and self._warm_at_s is not None else -math.inf
+
     def counts(self) -> Counts:
         """Tickets by fate."""
         return self.ledger.counts()
@@ -147,6 +155,8 @@ class Coordinator:
             names = ", ".join(f"ticket {t.number} on collector {t.lane}" for t in running[:8])
             return f"round {self.version} waits for segments ({counts.ready} ready), still out: {names}"
         down = sorted(set(range(self.config.num_lanes)) - self._up)
+        if not down and self.version == 0 and self.config.warmup_s:
+            return f"round 0 waits until {self.config.warmup_s:g} s of warm-up are over"
         return f"round {self.version} waits for collectors {down} to start"
 
     def wake_at_s(self, now_s: float) -> float | None:
@@ -158,6 +168,7 @@ class Coordinator:
             times.append(self._publishing.retry_at_s)
         if self.config.issue_interval_s and self._issued_at_s is not None:
             times.append(self._issued_at_s + self.config.issue_interval_s)
+        times.append(self.warm_at_s)
         return min((time for time in times if time > now_s), default=None)
 
     # ------------------------------------------------------------ events
@@ -201,6 +212,7 @@ class Coordinator:
     def start(self, now_s: float) -> list[Action]:
         """Begin, or go on after `load_state_dict`: publish what the learner has, evaluate what was due."""
         self._checkpointed_at_s = now_s
+        self._warm_at_s = now_s + self.config.warmup_s
         if self.version >= self.config.rounds:
             return self.handle(Clock(), now_s)
         actions: list[Action] = []
@@ -273,15 +285,21 @@ class Coordinator:
             self._publish(actions)
 
     def _checkpoint_if_due(self, now_s: float, actions: list[Action]) -> None:
+        """Take a checkpoint that is due at a version that is published.
+
+        A run that is resumed publishes what it has: only of such a version collectors had the weights too, so
+        that the run goes on as it would have.
+        """
         every, every_s = self.config.checkpoint_interval, self.config.checkpoint_interval_s
         by_rounds = every is not None and self.version % every == 0
         since_s = now_s if self._checkpointed_at_s is None else self._checkpointed_at_s
         by_time = every_s is not None and now_s - since_s >= every_s
-        if by_rounds or by_time:
+        self._checkpoint_due |= by_rounds or by_time
+        if self._checkpoint_due and self.version % self.config.publish_interval == 0:
             self._checkpoint(now_s, actions)
 
     def _checkpoint(self, now_s: float, actions: list[Action]) -> None:
-        self._checkpointed, self._checkpointed_at_s = self.version, now_s
+        self._checkpointed, self._checkpointed_at_s, self._checkpoint_due = self.version, now_s, False
         actions.append(Checkpoint(self.version))
 
     def _ask_for_eval(self, actions: list[Action]) -> None:
@@ -313,7 +331,8 @@ class Coordinator:
         if self._blocked_by_eval() or self._publishing.published < 0:
             return
         self._reissue_lost(actions)
-        self._train_if_allowed(actions)
+        if not self._is_warming_up(now_s):
+            self._train_if_allowed(actions)
         self._issue_what_is_allowed(now_s, actions)
 
     def _wind_up(self, now_s: float, actions: list[Action]) -> None:
@@ -347,6 +366,9 @@ class Coordinator:
         excluded = set(without) | set(self._training or ())
         return count_deadlines(t.deadline for t in self.ledger.outstanding() if t.number not in excluded)
 
+    def _is_warming_up(self, now_s: float) -> bool:
+        return now_s < self.warm_at_s
+
     def _train_if_allowed(self, actions: list[Action]) -> None:
         if self._training is not None:
             return
@@ -375,11 +397,9 @@ class Coordinator:
         return min(self.config.min_segments, rounds * self.config.segments_per_round)
 
     def _choose_replay(self) -> tuple[int, ...] | None:
-        ready, ratio = self.ledger.num(READY), self.config.replay_ratio
+        ready = self.ledger.num(READY)
         arrived = ready + self.ledger.num(TRAINED)
-        if arrived < max(1, self.config.min_segments):
-            return None
-        if ratio is not None and self.version + 1 > ratio * arrived + 1e-9:
+        if arrived < self.config.replay_need(self.version):
             return None
         # A dial turned to 0 late may owe more segments than the queue holds: a full queue is enough.
         most = self.config.max_outstanding

@@ -116,6 +116,7 @@ def _draw_config(rng: Random) -> PaceConfig:
         max_publish_retries=rng.randint(0, 4),
         publish_retry_delay_s=rng.choice((0.0, 0.1, 1.0)),
         seed=rng.getrandbits(32),
+        warmup_s=rng.choice((0.0, 0.0, 0.0, rng.uniform(0, 10.0))),
     )
 
 

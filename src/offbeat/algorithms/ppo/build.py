@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from offbeat.algorithms.base import Roles
+from offbeat.algorithms.ppo.augment import make_augment
 from offbeat.algorithms.ppo.collector import MakeCollector
 from offbeat.algorithms.ppo.config import ppo_config
 from offbeat.algorithms.ppo.evaluator import MakeEvaluator
 from offbeat.algorithms.ppo.policy import MakePolicy, environment_spec
 from offbeat.config.models import RunConfig
+from offbeat.models.spec import device_for
 from offbeat.roles import Learner, PerWorker, Ranks
 
 
@@ -28,7 +30,8 @@ class MakeLearner:
 
 def check(config: RunConfig) -> None:
     """Make one environment and fit the network to it, so that a mistake is found before anything runs."""
-    environment_spec(config)
+    device_for(environment_spec(config), config.trainer.device, config.learner.num_ranks)
+    make_augment(config)
 
 
 def build(config: RunConfig) -> Roles:

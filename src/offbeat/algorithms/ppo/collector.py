@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -21,6 +21,10 @@ from offbeat.types import Array, ArraySpec, Episodes, Segment, StateTree, Ticket
 
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
+Explore = Callable[[Floats, int], Floats]
+"""From the policy's outputs ``[N, P]`` and the version that acts to those that actions are drawn from."""
+WIDE = 64
+"""Outputs of a step above which log-probabilities are computed step by step."""
 
 
 @dataclass(slots=True)
@@ -53,32 +57,28 @@ class PPOCollector:
     A segment's arrays: ``obs`` ``[T + 1, N, ...]``, ``actions`` ``[T, N, ...]``, ``logp``, ``rewards``,
     ``terminated``, ``truncated``, ``valid`` ``[T, N]``; ``memory`` ``[N, H]`` before the first step for
     recurrent networks; ``discounted_returns`` ``[T, N]`` when rewards are normalised. ``logp`` is of the
-    distribution each action was drawn from. Values are the learner's business.
+    distribution each action was drawn from, ``explore`` included. Values are the learner's business.
     """
 
-    def __init__(self, config: PPOConfig, world: World, spec: NetworkSpec, actor: Actor) -> None:
+    def __init__(
+        self,
+        config: PPOConfig,
+        world: World,
+        spec: NetworkSpec,
+        actor: Actor,
+        explore: Explore | None = None,
+    ) -> None:
         self._config = config
         self._world = world
         self._spec = spec
         self._actor = actor
+        self._explore = explore
         self._lane: Lane | None = None
+        self._version = 0
 
     def segment_spec(self) -> dict[str, ArraySpec]:
         """Names, shapes and dtypes of a segment's arrays."""
-        steps, envs = self._config.num_steps, self._world.num_envs
-        observation, actions = self._spec.observation, self._spec.actions
-        flags = ("terminated", "truncated", "valid")
-        specs = {
-            "obs": ArraySpec((steps + 1, envs, *observation.shape), observation.dtype),
-            "actions": ArraySpec((steps, envs, *actions.shape), actions.dtype),
-            **{name: ArraySpec((steps, envs), "float32") for name in ("logp", "rewards")},
-            **{name: ArraySpec((steps, envs), "bool") for name in flags},
-        }
-        if self._spec.memory_size:
-            specs["memory"] = ArraySpec((envs, self._spec.memory_size), "float32")
-        if self._config.normalize_reward:
-            specs["discounted_returns"] = ArraySpec((steps, envs), "float32")
-        return specs
+        return segment_spec(self._config, self._spec, self._world.num_envs)
 
     def collect(self, ticket: Ticket, weights: Mapping[str, Array]) -> Segment:
         """Collect one segment into arrays of its own."""
@@ -94,8 +94,8 @@ class PPOCollector:
         lane = self._lane
         if self._spec.memory_size:
             out["memory"][:] = lane.memory
-        outputs = self._roll(lane, np.random.Generator(np.random.SFC64(ticket.seed)), out)
-        out["logp"][:] = self._spec.actions.log_prob(outputs, out["actions"])
+        self._version = ticket.version
+        self._roll(lane, np.random.Generator(np.random.SFC64(ticket.seed)), out)
         episodes = self._account(lane, out)
         num_steps = int(np.count_nonzero(out["valid"]))
         return Segment(ticket, out, np.array([ticket.version]), {"env_steps": num_steps}, episodes)
@@ -114,19 +114,27 @@ class PPOCollector:
             self._world.load_state_dict(state["world"])
             self._lane = Lane(**{name: np.array(value) for name, value in state["lane"].items()})
 
-    def _roll(self, lane: Lane, rng: np.random.Generator, out: Mapping[str, Array]) -> Floats:
-        """Step the environments T times; return the actor's outputs ``[T, N, P]``."""
+    def _roll(self, lane: Lane, rng: np.random.Generator, out: Mapping[str, Array]) -> None:
+        """Step the environments T times."""
         head, act, step = self._spec.actions, self._actor.outputs, self._world.step
         num_steps, num_envs = out["rewards"].shape
         noise = head.noise(rng, num_steps, num_envs)
-        outputs = np.empty((num_steps, num_envs, head.num_outputs), np.float32)
+        # One look at all steps is cheaper than one at each, as long as their outputs fit into the cache.
+        at_once = head.num_outputs <= WIDE
+        outputs = np.empty((num_steps if at_once else 1, num_envs, head.num_outputs), np.float32)
         obs, actions, rewards, valid = out["obs"], out["actions"], out["rewards"], out["valid"]
+        logp = out["logp"]
         terminated, truncated = out["terminated"], out["truncated"]
         obs[0], valid[0], memory = lane.obs, ~lane.ended, lane.memory
         for t in range(num_steps):
-            outputs[t], memory = act(obs[t], memory)
-            actions[t] = head.sample(outputs[t], noise[t])
-            result = step(head.to_env(actions[t]))
+            row = outputs[t if at_once else 0]
+            row[:], memory = act(obs[t], memory)
+            if self._explore is not None:
+                row[:] = self._explore(row, self._version)
+            actions[t] = head.sample(row, noise[t])
+            if not at_once:
+                logp[t] = head.log_prob(row, actions[t])
+            result = step(head.to_env(actions[t], obs[t]))
             obs[t + 1], rewards[t] = result.obs, result.rewards
             terminated[t], truncated[t] = result.terminated, result.truncated
             if memory.size:
@@ -135,7 +143,8 @@ class PPOCollector:
                 valid[t + 1] = ~(terminated[t] | truncated[t])
         lane.obs, lane.memory = obs[-1].copy(), memory
         lane.ended = terminated[-1] | truncated[-1]
-        return outputs
+        if at_once:
+            logp[:] = head.log_prob(outputs, actions)
 
     def _account(self, lane: Lane, out: Mapping[str, Array]) -> Episodes:
         """Move the lane's running sums over the segment; return the episodes that ended in it."""
@@ -149,6 +158,23 @@ class PPOCollector:
         finished = _finished(returns, lengths, ended)
         lane.returns, lane.lengths = returns[-1], lengths[-1]
         return finished
+
+
+def segment_spec(config: PPOConfig, network: NetworkSpec, num_envs: int) -> dict[str, ArraySpec]:
+    """Names, shapes and dtypes of the arrays in a segment of so many environments."""
+    steps, observation, actions = config.num_steps, network.observation, network.actions
+    flags = ("terminated", "truncated", "valid")
+    specs = {
+        "obs": ArraySpec((steps + 1, num_envs, *observation.shape), observation.dtype),
+        "actions": ArraySpec((steps, num_envs, *actions.shape), actions.dtype),
+        **{name: ArraySpec((steps, num_envs), "float32") for name in ("logp", "rewards")},
+        **{name: ArraySpec((steps, num_envs), "bool") for name in flags},
+    }
+    if network.memory_size:
+        specs["memory"] = ArraySpec((num_envs, network.memory_size), "float32")
+    if config.normalize_reward:
+        specs["discounted_returns"] = ArraySpec((steps, num_envs), "float32")
+    return specs
 
 
 def _finished(returns: NDArray[np.float64], lengths: NDArray[np.int64], ended: Bools) -> Episodes:
@@ -167,6 +193,7 @@ class MakeCollector:
     """Makes a lane's collector inside its worker."""
 
     config: RunConfig
+    explore: Callable[[NetworkSpec], Explore | None] | None = None
 
     def __call__(self, context: WorkerContext) -> PPOCollector:
         """Make the lane's environments and its actor."""
@@ -174,4 +201,5 @@ class MakeCollector:
         world = make_world(self.config.env, self.config.envs_per_worker)
         spec = network_spec(algorithm.network, world.single_observation_space, world.single_action_space)
         actor = make_actor(spec, num_threads=self.config.runtime.worker_torch_threads)
-        return PPOCollector(algorithm, world, spec, actor)
+        explore = None if self.explore is None else self.explore(spec)
+        return PPOCollector(algorithm, world, spec, actor, explore)

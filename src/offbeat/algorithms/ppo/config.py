@@ -13,6 +13,7 @@ from offbeat.ops.schedules import linear_schedule
 
 Correction = Literal["auto", "gae", "vtrace", "decoupled"]
 Schedule = Literal["constant", "linear"]
+Augmentation = Literal["none", "symmetry", "colours", "both"]
 
 
 class PPOConfig(AlgorithmConfig):
@@ -93,7 +94,8 @@ class PPOConfig(AlgorithmConfig):
     correction: Correction = Field(
         "auto",
         description="How stale samples are corrected: `gae` not at all, `decoupled` (arXiv:2110.00641) or"
-        " `vtrace` (arXiv:1802.01561); `auto` is `gae` when off_policy_degree is 0, else `decoupled`.",
+        " `vtrace` (arXiv:1802.01561); `auto` is `gae` when off_policy_degree is 0 and nothing is augmented,"
+        " else `decoupled`.",
     )
     rho_bar: float = Field(
         1.0, gt=0, description="Bound on the ratio of a V-trace temporal difference. Default of IMPALA."
@@ -107,11 +109,19 @@ class PPOConfig(AlgorithmConfig):
         description="Bound on the weight of a stale sample in the decoupled loss. Default of this project,"
         " from the usual 1 to 2.",
     )
+    augment: Augmentation = Field(
+        "none",
+        description="Train on boards turned by a random `symmetry`, with random `colours`, or `both`: for"
+        " environments whose actions are moves on a board.",
+    )
     network: NetworkConfig = Field(NetworkConfig(), description="The network behind policy and value.")
 
     def resolved(self, config: RunConfig) -> Self:
-        """Choose the correction by the dial, and the length of schedules by that of the run."""
-        is_on_policy = config.async_training.off_policy_degree == 0
+        """Choose the correction by the dial, and the length of schedules by that of the run.
+
+        A policy that has seen a board otherwise is another one: augmented samples are corrected at any dial.
+        """
+        is_on_policy = config.async_training.off_policy_degree == 0 and self.augment == "none"
         automatic: Correction = "gae" if is_on_policy else "decoupled"
         changes = {
             "correction": automatic if self.correction == "auto" else self.correction,
@@ -129,6 +139,14 @@ class PPOConfig(AlgorithmConfig):
                 (
                     "minibatch_size",
                     f"a gru trains whole segments: raise it to num_steps ({self.num_steps}) or more",
+                )
+            )
+        if self.augment != "none" and self.correction == "gae":
+            found.append(
+                (
+                    "correction",
+                    f"gae takes actions of augment={self.augment} for the policy's own; use decoupled or"
+                    " vtrace",
                 )
             )
         if self.grad_accumulation > self.minibatch_size:

@@ -74,8 +74,8 @@ class PPOEvaluator:
         stored = np.asarray(obs, self._spec.observation.dtype)
         outputs, memory = self._actor.outputs(stored, memory)
         if self._config.deterministic:
-            return head.to_env(head.mode(outputs)), memory
-        return head.to_env(head.sample(outputs, head.noise(rng, 1, len(obs))[0])), memory
+            return head.to_env(head.mode(outputs), stored), memory
+        return head.to_env(head.sample(outputs, head.noise(rng, 1, len(obs))[0]), stored), memory
 
 
 def _quotas(num_episodes: int, num_envs: int) -> Array:
@@ -99,7 +99,7 @@ class MakeEvaluator:
     def __call__(self, context: WorkerContext) -> PPOEvaluator:
         """Make the evaluator's own environments and actor."""
         algorithm, judged = ppo_config(self.config), self.config.eval
-        world = make_world(self.config.env, min(judged.num_envs, judged.episodes))
+        world = make_world(self.config.eval_env, min(judged.num_envs, judged.episodes))
         spec = network_spec(algorithm.network, world.single_observation_space, world.single_action_space)
         actor = make_actor(spec, num_threads=self.config.runtime.worker_torch_threads)
         return PPOEvaluator(judged, world, spec, actor)

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from offbeat.algorithms.ppo.augment import Augment, make_augment
 from offbeat.algorithms.ppo.config import PPOConfig, ppo_config
 from offbeat.algorithms.ppo.minibatches import Loader, Minibatch, Samples, judge, make_loader
 from offbeat.algorithms.ppo.policy import environment_spec
-from offbeat.algorithms.ppo.rounds import Floats, Round, compute_targets
+from offbeat.algorithms.ppo.rounds import Floats, Round, Shares, Targets, compute_targets
 from offbeat.config.models import RunConfig
 from offbeat.errors import DivergedError, TrainError
 from offbeat.models.flat import FlatAdam, FlatParameters
@@ -20,7 +21,7 @@ from offbeat.models.likelihood import likelihood
 from offbeat.models.networks import CRITIC_PREFIX, Evaluation, make_network
 from offbeat.models.observations import Normalizer, encode
 from offbeat.models.ranks import choose_device
-from offbeat.models.spec import NetworkSpec
+from offbeat.models.spec import NetworkSpec, device_for
 from offbeat.ops.losses import clipped_policy_loss, value_loss
 from offbeat.ops.statistics import Moments, approx_kl, effective_sample_size, explained_variance
 from offbeat.roles import Alone, Ranks
@@ -78,6 +79,28 @@ class Progress:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What the learner saw and did in one go: samples, its values ``[T + 1, B]`` before, targets, progress.
+
+    ``behaviour_log_ratios`` ``[T, B]`` are those of the policy before to the one that acted, where
+    ``is_judged``; without that the first minibatch tells, for then the network is still that policy.
+    """
+
+    data: Round
+    values: Floats
+    targets: Targets
+    behaviour_log_ratios: Floats
+    is_judged: bool
+    progress: Progress
+
+    @property
+    def first(self) -> Floats:
+        """Log-ratios ``[M]`` of the first minibatch before any step."""
+        first: Floats = self.progress.log_ratios[0].cpu().numpy()
+        return first
+
+
 class PPOLearner:
     """Owns actor, critic, optimizer and normalisers.
 
@@ -94,12 +117,14 @@ class PPOLearner:
         seed: int,
         device: str = "cpu",
         ranks: Ranks = _ALONE,
+        augment: Augment | None = None,
     ) -> None:
         self._config = config
+        self._augment = augment
         self._spec = spec
         self._seed = seed
         self._ranks = ranks
-        self._device = choose_device(device, ranks.rank)
+        self._device = choose_device(device_for(spec, device, ranks.size), ranks.rank)
         generator = torch.Generator().manual_seed(derive_seed(seed, "init"))
         self._network = make_network(spec, generator).to(self._device)
         self._parameters = FlatParameters(self._network, num_extra=3 if ranks.size > 1 else 0)
@@ -112,46 +137,71 @@ class PPOLearner:
 
     def train(self, batch: Batch) -> Metrics:
         """Train on the batch's segments; return the round's metrics."""
-        config = self._config
         raw = Round.of(batch.segments)
-        _refuse_non_finite(raw, batch.version)
-        data = self._prepare(raw)
-        needs_prox = config.correction != "gae" or any(batch.staleness())
+        refuse_non_finite(raw, batch.version)
+        self._measure_returns(raw)
+        order = np.random.default_rng(derive_seed(self._seed, "learn", batch.version))
+        lesson = self._learn(raw, batch.version, order, is_stale=any(batch.staleness()))
+        self._measure_observations(raw)
+        self._version = batch.version + 1
+        log_ratios = lesson.behaviour_log_ratios[lesson.data.valid] if lesson.is_judged else lesson.first
+        return {**self._lesson_metrics(lesson, batch.version), **staleness_metrics(log_ratios)}
+
+    def _learn(
+        self,
+        raw: Round,
+        version: int,
+        order: np.random.Generator,
+        *,
+        is_stale: bool,
+        shares: Shares | None = None,
+    ) -> Lesson:
+        """Compute targets with the network as it is, then take ``num_epochs`` passes over the samples."""
+        if self._augment is not None:
+            raw = self._augment(raw, order)
+        config, data = self._config, self._prepare(raw)
+        needs_prox = config.correction != "gae" or is_stale
         values, outputs = judge(self._network, data, self._device, with_outputs=needs_prox)
         prox_logp = data.logp if outputs is None else self._spec.actions.log_prob(outputs, data.actions)
-        targets = compute_targets(config, data, values, prox_logp)
+        targets = compute_targets(config, data, values, prox_logp, shares)
         loader = make_loader(config, self._network, data, targets, self._device, self._ranks)
-        progress = self._optimise(loader, batch.version)
-        # After training: a round is trained with the statistics its fresh samples were collected with.
-        if config.normalize_obs:
-            features = encode(raw.obs[:-1][raw.valid], self._spec.observation)
-            self._obs_moments = self._obs_moments.merge(Moments.of(features))
-        self._version = batch.version + 1
-        # Before the first step of a round the network is the proximal policy.
-        lagging = (
-            progress.log_ratios[0].cpu().numpy() if outputs is None else (prox_logp - data.logp)[data.valid]
-        )
-        return {
-            **progress.metrics(config.clip_coef),
-            **_staleness_metrics(lagging),
-            "learn/learning_rate": config.lr_at(batch.version),
-            "learn/explained_variance": explained_variance(
-                values[:-1][data.valid], targets.values[data.valid]
-            ),
-        }
+        progress = self._optimise(loader, version, order)
+        return Lesson(data, values, targets, prox_logp - data.logp, needs_prox, progress)
 
     def _prepare(self, raw: Round) -> Round:
         """Encode observations as the collectors did, and scale rewards."""
         rewards = raw.rewards
-        if raw.discounted_returns is not None:
-            stream = raw.discounted_returns[raw.valid]
-            self._return_moments = self._return_moments.merge(Moments.of(stream))
+        if self._config.normalize_reward:
             rewards = np.clip(rewards * self._return_moments.scale(), -REWARD_CLIP, REWARD_CLIP)
         return replace(raw, obs=self._spec.encode(raw.obs, self._normalizer()), rewards=rewards)
 
-    def _optimise(self, loader: Loader, version: int) -> Progress:
+    def _measure_returns(self, raw: Round) -> None:
+        """Take fresh samples into the scale of rewards: before they are trained on."""
+        if raw.discounted_returns is not None:
+            stream = raw.discounted_returns[raw.valid]
+            self._return_moments = self._return_moments.merge(Moments.of(stream))
+
+    def _measure_observations(self, raw: Round) -> None:
+        """Take fresh samples into the scale of observations.
+
+        After training: a round is trained with the statistics its fresh samples were collected with.
+        """
+        if self._config.normalize_obs:
+            features = encode(raw.obs[:-1][raw.valid], self._spec.observation)
+            self._obs_moments = self._obs_moments.merge(Moments.of(features))
+
+    def _lesson_metrics(self, lesson: Lesson, version: int) -> Metrics:
+        valid = lesson.data.valid
+        return {
+            **lesson.progress.metrics(self._config.clip_coef),
+            "learn/learning_rate": self._config.lr_at(version),
+            "learn/explained_variance": explained_variance(
+                lesson.values[:-1][valid], lesson.targets.values[valid]
+            ),
+        }
+
+    def _optimise(self, loader: Loader, version: int, order: np.random.Generator) -> Progress:
         config, progress = self._config, Progress()
-        order = np.random.default_rng(derive_seed(self._seed, "learn", version))
         for _ in range(config.num_epochs):
             first = len(progress.log_ratios)
             for minibatch in loader.epoch(order):
@@ -203,11 +253,21 @@ class PPOLearner:
             weights=samples.weights,
         )
         critic_loss, by_values = value_loss(
-            network.values, samples.targets, old_values=samples.old_values, clip_coef=config.clip_coef
+            network.values,
+            samples.targets,
+            old_values=samples.old_values,
+            clip_coef=config.clip_coef,
+            weights=samples.critic_share,
         )
-        by_outputs = policy.backward(by_logp.mul_(share), -ent_coef * share / len(samples))
+        entropy, by_entropy = policy.entropy, -ent_coef * share / len(samples)
+        if samples.policy_share is not None:
+            entropy = entropy * samples.policy_share
+        by_outputs = policy.backward(
+            by_logp.mul_(share),
+            by_entropy if samples.policy_share is None else by_entropy * samples.policy_share,
+        )
         network.backward(by_outputs, by_values.mul_(share * config.vf_coef))
-        return Terms(policy_loss, critic_loss, policy.entropy.mean(), log_ratio)
+        return Terms(policy_loss, critic_loss, entropy.mean(), log_ratio)
 
     def _loss(self, terms: Terms, ent_coef: float) -> float:
         return (terms.policy + self._config.vf_coef * terms.value - ent_coef * terms.entropy).item()
@@ -287,10 +347,12 @@ def make_learner(config: RunConfig, ranks: Ranks = _ALONE) -> PPOLearner:
         seed=config.run.seed,
         device=config.trainer.device,
         ranks=ranks,
+        augment=make_augment(config),
     )
 
 
-def _refuse_non_finite(data: Round, version: int) -> None:
+def refuse_non_finite(data: Round, version: int) -> None:
+    """Raise when samples hold what would ruin the network."""
     if names := data.non_finite():
         raise TrainError(
             f"round {version} was not trained: its segments hold NaN or infinity in {', '.join(names)};"
@@ -298,7 +360,7 @@ def _refuse_non_finite(data: Round, version: int) -> None:
         )
 
 
-def _staleness_metrics(log_ratios: Floats) -> Metrics:
+def staleness_metrics(log_ratios: Floats) -> Metrics:
     """What the age of the samples costs, from ``[M]`` log-ratios of proximal to behaviour policy."""
     return {
         "learn/ess": effective_sample_size(log_ratios),

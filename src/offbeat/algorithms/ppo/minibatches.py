@@ -52,6 +52,8 @@ class Samples:
     advantages: Tensor
     targets: Tensor
     weights: Tensor | None = None
+    policy_share: Tensor | None = None
+    critic_share: Tensor | None = None
     old_values: Tensor | None = None
     memory: Tensor | None = None
     valid: Tensor | None = None
@@ -238,6 +240,8 @@ def _samples(
         advantages=pick(targets.advantages),
         targets=pick(targets.values),
         weights=None if targets.weights is None else pick(targets.weights),
+        policy_share=None if targets.policy_share is None else pick(targets.policy_share),
+        critic_share=None if targets.critic_share is None else pick(targets.critic_share),
         old_values=pick(targets.old_values) if config.clip_vloss else None,
         memory=memory,
         valid=valid,

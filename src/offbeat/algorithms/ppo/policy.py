@@ -42,7 +42,7 @@ class PPOPolicy:
             chosen = head.mode(outputs)
         else:
             chosen = head.sample(outputs, head.noise(self._rng, 1, len(rows))[0])
-        actions = head.to_env(chosen)
+        actions = head.to_env(chosen, rows)
         return actions if rows is stored else actions[0]
 
     def _is_batch(self, obs: Array) -> bool:

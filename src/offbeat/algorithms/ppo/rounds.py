@@ -40,7 +40,19 @@ class Round:
         """Copy the segments' arrays side by side: their own memory is reused after training."""
         first = segments[0].data
         names = [field.name for field in fields(cls) if field.name in first]
-        return cls(**{name: _side_by_side(name, segments) for name in names})
+        return cls(**{name: _concatenated(name, [s.data[name] for s in segments]) for name in names})
+
+    @classmethod
+    def side_by_side(cls, rounds: Sequence[Round]) -> Round:
+        """The environments of several rounds of equal length together; arrays that one lacks are left out."""
+        names = [f.name for f in fields(cls) if all(getattr(one, f.name) is not None for one in rounds)]
+        return cls(**{name: _concatenated(name, [getattr(one, name) for one in rounds]) for name in names})
+
+    def columns(self, chosen: Array) -> Round:
+        """Some of the environments."""
+        arrays = {field.name: getattr(self, field.name) for field in fields(self)}
+        picked = {name: array for name, array in arrays.items() if array is not None}
+        return Round(**{name: array.take(chosen, axis=_env_axis(name)) for name, array in picked.items()})
 
     def non_finite(self) -> list[str]:
         """Names of arrays that hold a NaN or an infinity where it would be trained on."""
@@ -59,17 +71,33 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
+class Shares:
+    """How much each environment's samples count in the losses, each ``[B]``: for policy and for critic."""
+
+    policy: Floats
+    critic: Floats
+
+
+@dataclass(frozen=True, slots=True)
 class Targets:
-    """What the losses of a round compare with, each ``[T, B]``; ``weights`` None stands for 1."""
+    """What the losses of a round compare with, each ``[T, B]``.
+
+    ``weights`` correct the policy loss for the age of actions; ``policy_share`` and ``critic_share`` say how
+    much a sample counts at all. None stands for 1.
+    """
 
     advantages: Floats
     values: Floats
     old_values: Floats
     old_logp: Floats
     weights: Floats | None
+    policy_share: Floats | None = None
+    critic_share: Floats | None = None
 
 
-def compute_targets(config: PPOConfig, data: Round, values: Floats, prox_logp: Floats) -> Targets:
+def compute_targets(
+    config: PPOConfig, data: Round, values: Floats, prox_logp: Floats, shares: Shares | None = None
+) -> Targets:
     """Advantages, value targets and sample weights of a round.
 
     Args:
@@ -77,6 +105,7 @@ def compute_targets(config: PPOConfig, data: Round, values: Floats, prox_logp: F
         data: the round.
         values: ``[T + 1, B]``, the critic before the round.
         prox_logp: ``[T, B]``, log-probability of the actions under the policy before the round.
+        shares: how much each environment's samples count; None: all the same.
     """
     gamma, gae_lambda, c_bar = config.gamma, config.gae_lambda, config.c_bar
     steps = (data.rewards, values, data.terminated, data.truncated, data.valid)
@@ -96,11 +125,20 @@ def compute_targets(config: PPOConfig, data: Round, values: Floats, prox_logp: F
                 *steps, ratios, gamma=gamma, gae_lambda=gae_lambda, c_bar=c_bar
             )
         old_logp, weights = prox_logp, np.minimum(ratios, np.float32(bound))
+    if shares is None:
+        if config.norm_adv:
+            advantages = masked_normalise(advantages, data.valid)
+        return Targets(advantages, targets, values[:-1], old_logp, weights)
+    policy, critic = (np.broadcast_to(part, data.valid.shape) for part in (shares.policy, shares.critic))
     if config.norm_adv:
-        advantages = masked_normalise(advantages, data.valid)
-    return Targets(advantages, targets, values[:-1], old_logp, weights)
+        advantages = masked_normalise(advantages, data.valid, weights=policy)
+    weights = policy if weights is None else weights * policy
+    return Targets(advantages, targets, values[:-1], old_logp, weights, policy, critic)
 
 
-def _side_by_side(name: str, segments: Sequence[Segment]) -> Array:
-    axis = 0 if name == "memory" else 1
-    return np.concatenate([segment.data[name] for segment in segments], axis=axis)
+def _concatenated(name: str, arrays: Sequence[Array]) -> Array:
+    return np.concatenate(arrays, axis=_env_axis(name))
+
+
+def _env_axis(name: str) -> int:
+    return 0 if name == "memory" else 1

@@ -1,0 +1,9 @@
+"""PPO that replays segments by priority, each corrected for its age. Imports no torch."""
+
+from offbeat.algorithms.base import Algorithm
+from offbeat.algorithms.ppo_per.build import build, check, facts
+from offbeat.algorithms.ppo_per.config import PPOPERConfig
+
+ALGORITHM = Algorithm(name="ppo_per", config_model=PPOPERConfig, build=build, check=check, facts=facts)
+
+__all__ = ["ALGORITHM", "PPOPERConfig", "build"]

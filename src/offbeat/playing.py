@@ -1,0 +1,383 @@
+"""An agent at play: episodes in one environment that can be seen, filmed and compared with a baseline."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import gymnasium
+import numpy as np
+
+from offbeat.config.errors import did_you_mean
+from offbeat.config.models import EnvConfig
+from offbeat.envs.make import make_single
+from offbeat.errors import ConfigError
+from offbeat.observe.film import MAX_FPS, Film, check_place, missing_package
+from offbeat.types import Array
+
+if TYPE_CHECKING:
+    from offbeat.algorithms.base import Policy
+
+DEFAULT_FPS = 6.0
+"""For environments that do not say how fast they want to be seen."""
+MAX_EPISODE_STEPS = 200_000
+"""An episode longer than this is ended: it is taken for one that never ends by itself."""
+_BASELINES = {"offbeat/ColorLines-v0": "offbeat.envs.colorlines.baselines:BASELINES"}
+_RANDOM = "random"
+
+Player = Callable[[Array], Any]
+"""Chooses an action for one observation."""
+Ending = Literal["terminated", "truncated", "cut", "interrupted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a spectator sees: at the start of an episode (``step`` 0) and after every step of it.
+
+    ``score`` is the environment's own (``info["score"]``) where it has one, else the return so far; ``text``
+    is the environment drawn in characters, None when it cannot be. ``fps`` is the speed to watch it at.
+    """
+
+    episode: int
+    step: int
+    score: float
+    text: str | None
+    fps: float
+
+
+Watch = Callable[[Moment], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Game:
+    """One episode that was played."""
+
+    seed: int
+    total: float
+    length: int
+    score: float
+    ending: Ending
+
+
+@dataclass(frozen=True, slots=True)
+class PlayResult:
+    """Episodes that a run's weights played, one entry for each.
+
+    ``scores`` are the environment's own (``info["score"]``) where it has some, else the returns. ``against``
+    are those of the baseline on the same seeds. ``file`` is the film, None when there is none; ``notes`` say
+    what did not go as asked. The last episode of an ``interrupted`` one is not whole.
+    """
+
+    version: int
+    seeds: tuple[int, ...]
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+    scores: tuple[float, ...]
+    endings: tuple[Ending, ...]
+    against: tuple[float, ...] | None = None
+    file: Path | None = None
+    num_frames: int = 0
+    fps: float = DEFAULT_FPS
+    notes: tuple[str, ...] = ()
+    interrupted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How to play. ``out`` is the film that was asked for, ``film`` one that would be nice to have."""
+
+    episodes: int = 1
+    seed: int = 0
+    out: Path | None = None
+    film: Path | None = None
+    fps: float | None = None
+    against: str | None = None
+    deterministic: bool = True
+    max_steps: int = MAX_EPISODE_STEPS
+    watch: Watch | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("episodes", "max_steps", "fps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}, it has to be at least 1")
+        if self.seed < 0:
+            raise ConfigError(f"seed is {self.seed}, it has to be 0 or more")
+        if self.fps is not None and self.fps > MAX_FPS:
+            raise ConfigError(f"fps is {self.fps:g}, at most {MAX_FPS} can be shown")
+        if self.out is not None:
+            check_place(self.out)
+            if (reason := missing_package(self.out)) is not None:
+                raise ConfigError(reason)
+
+
+def play(env: EnvConfig, policy: Policy, version: int, wishes: Wishes) -> PlayResult:
+    """Play episodes with a policy; episode i is reset with ``seed + i``, and so is the baseline's."""
+    _no_windows()
+    notes: list[str] = []
+    look = _Look(env)
+    rival = None
+    if wishes.against is not None:
+        rival = _baseline(env, look.action_space, wishes.against, wishes.seed)
+    film = look.film(wishes, notes)
+    stage = _Stage(env, look.ways(film, wishes.watch), notes)
+    show = _Show(film, wishes.watch, wishes.fps or look.fps)
+
+    def act(obs: Array) -> Any:
+        return policy.act(obs, deterministic=wishes.deterministic)
+
+    try:
+        games = _play_all(stage, act, policy.reset, wishes, show)
+        file = None if film is None else film.close()
+    finally:
+        stage.close()
+        if film is not None:
+            film.discard()
+    if film is not None and film.is_cut:
+        notes.append(f"the film was cut after {film.num_frames} frames; a .mp4 can be longer")
+    result = _result(version, games, notes)
+    if film is not None:
+        result = replace(result, file=file, num_frames=film.num_frames)
+    if rival is not None and not result.interrupted:
+        against = _play_rival(env, rival, wishes)
+        result = replace(result, against=against, interrupted=against is None)
+        if against is None:
+            notes.append(f"interrupted while {wishes.against} played")
+    return replace(result, fps=show.fps, notes=tuple(notes))
+
+
+def _result(version: int, games: Sequence[Game], notes: list[str]) -> PlayResult:
+    cut = [str(number) for number, game in enumerate(games, 1) if game.ending == "cut"]
+    if cut:
+        notes.append(f"episode {', '.join(cut)} was ended after {games[int(cut[0]) - 1].length:,} steps")
+    interrupted = bool(games) and games[-1].ending == "interrupted"
+    if interrupted:
+        notes.append(f"interrupted in episode {len(games)}, after {games[-1].length:,} steps")
+    return PlayResult(
+        version=version,
+        seeds=tuple(game.seed for game in games),
+        returns=tuple(game.total for game in games),
+        lengths=tuple(game.length for game in games),
+        scores=tuple(game.score for game in games),
+        endings=tuple(game.ending for game in games),
+        interrupted=interrupted,
+    )
+
+
+# ---------------------------------------------------------------- playing
+
+
+def _play_all(
+    stage: _Stage, act: Player, forget: Callable[[], None], wishes: Wishes, show: _Show
+) -> list[Game]:
+    games: list[Game] = []
+    for number in range(wishes.episodes):
+        forget()
+        games.append(_play_one(stage, act, number, wishes, show))
+        if games[-1].ending == "interrupted":
+            break
+    return games
+
+
+def _play_one(stage: _Stage, act: Player, number: int, wishes: Wishes, show: _Show) -> Game:
+    seed = wishes.seed + number
+    total, length, score = 0.0, 0, 0.0
+    ending: Ending = "cut"
+    try:
+        obs, info = stage.reset(seed)
+        score = _score(info, total)
+        show(stage, number + 1, length, score)
+        while length < wishes.max_steps:
+            obs, reward, is_terminated, is_truncated, info = stage.step(act(obs))
+            total, length = total + reward, length + 1
+            score = _score(info, total)
+            show(stage, number + 1, length, score)
+            if is_terminated or is_truncated:
+                ending = "terminated" if is_terminated else "truncated"
+                break
+    except KeyboardInterrupt:
+        ending = "interrupted"
+    show.end()
+    return Game(seed, total, length, score, ending)
+
+
+def _score(info: Mapping[str, Any], total: float) -> float:
+    score = info.get("score")
+    return float(score) if isinstance(score, int | float | np.number) else total
+
+
+def _play_rival(env: EnvConfig, rival: Player, wishes: Wishes) -> tuple[float, ...] | None:
+    """The scores of a baseline, unseen; None when it was interrupted."""
+    stage = _Stage(env, [None], [])
+    try:
+        games = _play_all(stage, rival, lambda: None, wishes, _Show(None, None, DEFAULT_FPS))
+    finally:
+        stage.close()
+    is_whole = games[-1].ending != "interrupted"
+    return tuple(game.score for game in games) if is_whole else None
+
+
+class _Show:
+    """Hands every step to the film and to whoever watches."""
+
+    def __init__(self, film: Film | None, watch: Watch | None, fps: float) -> None:
+        self.fps = fps
+        self._film = film
+        self._watch = watch
+
+    def __call__(self, stage: _Stage, episode: int, step: int, score: float) -> None:
+        if self._film is not None:
+            self._film.add(lambda: stage.render("rgb_array"))
+        if self._watch is not None:
+            text = stage.render("ansi")
+            self._watch(Moment(episode, step, score, text if isinstance(text, str) else None, self.fps))
+
+    def end(self) -> None:
+        """Note the end of an episode."""
+        if self._film is not None:
+            self._film.hold()
+
+
+# ---------------------------------------------------------------- the environment
+
+
+class _Stage:
+    """The environment, once for each way in which it is shown: it is made for one of them only.
+
+    All are played alike from the same seeds. Observations come from the first; another that differs from it
+    draws from elsewhere than its seed, and is no longer shown.
+    """
+
+    def __init__(self, env: EnvConfig, ways: Sequence[str | None], notes: list[str]) -> None:
+        self._name = env.id
+        self._first = ways[0]
+        self._envs = {way: make_single(env, way) for way in ways}
+        self._notes = notes
+        space = self._envs[self._first].action_space
+        self._is_scalar = isinstance(space, gymnasium.spaces.Discrete)
+        self._dtype = space.dtype
+
+    def reset(self, seed: int) -> tuple[Array, Mapping[str, Any]]:
+        """Start an episode; returns observation and info."""
+        results = {way: env.reset(seed=seed) for way, env in self._envs.items()}
+        self._compare({way: result[0] for way, result in results.items()})
+        return results[self._first]
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, Mapping[str, Any]]:
+        """Take one action; returns what Gymnasium's step does."""
+        plain = int(action) if self._is_scalar else np.array(action, self._dtype)
+        results = {way: env.step(plain) for way, env in self._envs.items()}
+        self._compare({way: result[0] for way, result in results.items()})
+        obs, reward, is_terminated, is_truncated, info = results[self._first]
+        return obs, float(reward), bool(is_terminated), bool(is_truncated), info
+
+    def render(self, way: str) -> object:
+        """What the environment looks like; None when it is not shown this way."""
+        return self._envs[way].render() if way in self._envs else None
+
+    def close(self) -> None:
+        """Free what the environments hold."""
+        for env in self._envs.values():
+            env.close()
+
+    def _compare(self, seen: Mapping[str | None, Array]) -> None:
+        for way, obs in seen.items():
+            if way != self._first and not _are_equal(obs, seen[self._first]):
+                self._envs.pop(way).close()
+                self._notes.append(
+                    f"{self._name} plays differently from equal seeds: it is shown no more as {way}"
+                )
+
+
+def _are_equal(one: Array, other: Array) -> bool:
+    """Whether two observations are the same, NaN included."""
+    is_float = np.issubdtype(np.asarray(one).dtype, np.inexact)
+    return np.array_equal(one, other, equal_nan=is_float)
+
+
+class _Look:
+    """How an environment can be seen."""
+
+    def __init__(self, env: EnvConfig) -> None:
+        self._env = env
+        probe = make_single(env)
+        modes, fps = probe.metadata.get("render_modes") or (), probe.metadata.get("render_fps")
+        self.action_space = probe.action_space
+        self.fps = float(min(fps, MAX_FPS)) if fps else DEFAULT_FPS
+        self._modes = tuple(modes)
+        probe.close()
+
+    def film(self, wishes: Wishes, notes: list[str]) -> Film | None:
+        """A film to record, if one is wanted and can be; what keeps one that was asked for is an error."""
+        path = wishes.out or wishes.film
+        if path is None:
+            return None
+        reason = self._no_pictures() or missing_package(path) or self._blindness()
+        if reason is None:
+            return Film(path, wishes.fps or self.fps)
+        if wishes.out is not None:
+            raise ConfigError(reason)
+        notes.append(f"no film: {reason}")
+        return None
+
+    def ways(self, film: Film | None, watch: Watch | None) -> list[str | None]:
+        """The render modes to make the environment with."""
+        ways: list[str | None] = ["rgb_array"] if film is not None else []
+        if watch is not None and "ansi" in self._modes:
+            ways.append("ansi")
+        return ways or [None]
+
+    def _no_pictures(self) -> str | None:
+        if "rgb_array" in self._modes:
+            return None
+        return f"{self._env.id} has no render mode rgb_array: play it without a film"
+
+    def _blindness(self) -> str | None:
+        """Why no picture can be made, found out by making one."""
+        env = make_single(self._env, "rgb_array")
+        try:
+            env.reset(seed=0)
+            env.render()
+        except Exception as error:  # an environment is somebody else's code
+            return f"{self._env.id} cannot be drawn: {type(error).__name__}: {error}"
+        finally:
+            env.close()
+        return None
+
+
+def _no_windows() -> None:
+    """Environments that draw with pygame do so in memory, and it need not introduce itself."""
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+
+
+# ---------------------------------------------------------------- baselines
+
+
+def _baseline(env: EnvConfig, space: gymnasium.Space[Any], name: str, seed: int) -> Player:
+    """The baseline of this name for this environment."""
+    place = _BASELINES.get(env.id)
+    known: Mapping[str, Any] = {} if place is None else pkgutil.resolve_name(place)
+    if name in known:
+        act: Player = known[name](seed).act
+        return act
+    if name == _RANDOM:
+        return _random_player(space, seed)
+    hint = did_you_mean(name, {*known, _RANDOM})
+    raise ConfigError(f"there is no baseline {name!r} for {env.id}; {hint}")
+
+
+def _random_player(space: gymnasium.Space[Any], seed: int) -> Player:
+    """Any action with equal probability, of the legal ones where the space knows them."""
+    space.seed(seed)
+    rng = np.random.default_rng(seed)
+    legal: Callable[[Array], Array] | None = getattr(space, "legal", None)
+    if legal is None:
+        return lambda obs: space.sample()
+    return lambda obs: rng.choice(np.flatnonzero(legal(obs[None])[0]))

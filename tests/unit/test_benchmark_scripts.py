@@ -1,0 +1,82 @@
+"""What benchmark scripts do when something is missing or does not end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+STUBBORN = """
+import pathlib, signal, subprocess, sys, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path(sys.argv[1]).write_text(str(worker.pid))
+time.sleep(600)
+"""
+
+
+def is_alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def wait_until(condition, timeout_s=30.0):
+    give_up_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_run_that_ignores_ctrl_c_is_killed_with_its_workers(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.delitem(sys.modules, "colorlines", raising=False)
+    import colorlines
+
+    place, run_dir = tmp_path / "pid", tmp_path / "run"
+    (run_dir / "checkpoints").mkdir(parents=True)
+    process = subprocess.Popen([sys.executable, "-c", STUBBORN, str(place)], start_new_session=True)
+    try:
+        wait_until(lambda: place.exists() and place.read_text())
+        worker = int(place.read_text())
+        colorlines.stop(process, timeout_s=0.2)
+        assert process.poll() is None and is_alive(worker)
+        assert "is killed" in capsys.readouterr().out
+        colorlines.end(process)
+        assert process.returncode == -signal.SIGKILL
+        wait_until(lambda: not is_alive(worker))
+        colorlines.end(process)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_panels_without_results_are_left_out(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib").use("Agg")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import figures
+
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    figures.colorlines(tmp_path, tmp_path, 1)
+    said = capsys.readouterr().out
+    assert "colorlines.json is missing" in said and "colorlines_long.json is missing" in said
+    assert list(tmp_path.iterdir()) == []
+
+    curve = [{"minutes": 0.0, "score": 1.0}, {"minutes": 1.0, "score": 2.0}]
+    results = {
+        "runs": {"colorlines-ppo-per": [{"curve": curve}]},
+        "baselines": {"greedy": 1.5, "windows": 3.0},
+    }
+    (tmp_path / "colorlines_long.json").write_text(json.dumps(results))
+    figures.colorlines(tmp_path, tmp_path, 1)
+    said = capsys.readouterr().out
+    assert "colorlines.json is missing" in said and "colorlines_long.json is missing" not in said
+    assert (tmp_path / "colorlines-scores.png").stat().st_size > 1000
