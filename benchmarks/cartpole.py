@@ -20,18 +20,16 @@ of ``offbeat async`` are less than those of ``offbeat sync``; everybody of ours 
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from common import ONE_THREAD, REPOSITORY, ProcessTree, conclude, median, offbeat_command, parser, say
+from common import ONE_THREAD, ProcessTree, conclude, median, offbeat_command, parser, peer_python, say
 
 HERE = Path(__file__).resolve().parent
 SOLVED_RETURN, EPISODES_AVERAGED = 475.0, 100
@@ -48,7 +46,7 @@ class Peer:
     script: str
 
 
-PEERS = {"stable-baselines3": Peer(("stable-baselines3", "gymnasium"), "stable_baselines3_ppo.py")}
+PEERS = {"stable-baselines3": Peer(("stable-baselines3==2.9.2", "gymnasium"), "stable_baselines3_ppo.py")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,29 +63,12 @@ class Outcome:
 # ---------------------------------------------------------------- contestants
 
 
-def peer_python(name: str) -> str:
-    """The Python of a peer's own virtual environment, which is made on first use."""
-    directory = REPOSITORY / ".venvs" / name
-    python, marker = directory / "bin" / "python", directory / "complete"
-    if not marker.exists():
-        say(f"making {directory.relative_to(REPOSITORY)} ...")
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(directory)], check=True)
-        torch = f"torch=={metadata.version('torch').partition('+')[0]}"
-        # torch first and by itself: the peer then takes this one instead of choosing its own.
-        for packages in ((torch,), PEERS[name].requirements):
-            command = [str(python), "-m", "pip", "install", "--quiet", *_constraints(), *packages]
-            subprocess.run(command, check=True)
-        marker.touch()
-    return str(python)
-
-
-def _constraints() -> list[str]:
-    path = REPOSITORY / "constraints.txt"
-    return ["--constraint", str(path)] if path.exists() else []
+def _python(name: str) -> str:
+    return peer_python(name, PEERS[name].requirements)
 
 
 def peer_command(name: str, seed: int) -> list[str]:
-    return [peer_python(name), str(HERE / "peers" / PEERS[name].script), str(seed)]
+    return [_python(name), str(HERE / "peers" / PEERS[name].script), str(seed)]
 
 
 def train_command(recipe: str, seed: int, run_dir: Path, overrides: Sequence[str]) -> list[str]:
@@ -116,7 +97,7 @@ class Contest:
     def run(self, seeds: Sequence[int]) -> None:
         """Make all runs."""
         for name in self.peers:
-            peer_python(name)
+            _python(name)
         for seed in seeds:
             with tempfile.TemporaryDirectory(prefix="offbeat-cartpole-") as directory:
                 for number, (name, command) in enumerate(self._commands(seed, Path(directory))):
@@ -241,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     contest = Contest(options.peers, options.workers, options.limit_s, options.set)
     contest.run(range(1, options.seeds + 1))
     figures, holds = summarize(contest)
-    return conclude({**figures, "seeds": options.seeds}, holds, options.json)
+    return conclude({**figures, "seeds": options.seeds}, holds, options)
 
 
 if __name__ == "__main__":

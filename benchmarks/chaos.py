@@ -444,7 +444,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report(figures, bars)
     footprints = {k: [vars_of(one) for one in v] for k, v in figures["driver"].items()}
     told = {**figures, "driver": footprints, "bars": bars, "seconds": time.perf_counter() - began_s}
-    return conclude(told, all(bars.values()), options.json)
+    return conclude(told, all(bars.values()), options)
 
 
 def vars_of(footprint: Footprint) -> dict[str, int]:

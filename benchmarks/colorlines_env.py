@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     slowest = min(speed[f"compiled, {rules}"]["steps_per_cpu_s"] for rules in RULES)
     say(f"bar: {BAR:,} steps per CPU-s with masks; the slower rule set makes {slowest:,.0f}")
     figures = {"games": options.games, "score_games": score_games, "speed": speed, "scores": scores}
-    return conclude(figures, slowest >= BAR, options.json)
+    return conclude(figures, slowest >= BAR, options)
 
 
 if __name__ == "__main__":

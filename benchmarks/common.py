@@ -8,6 +8,7 @@ import ctypes
 import json
 import os
 import platform
+import shlex
 import signal
 import statistics
 import subprocess
@@ -15,12 +16,15 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """Environment of every timed process: at these sizes more threads only spin, on either side."""
+SHARED = ("torch", "numpy", "numba", "llvmlite", "gymnasium")
+"""Packages that a peer has in the same version as offbeat."""
 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
@@ -28,18 +32,40 @@ def parser(about: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--json", action="store_true", help="print the figures as one JSON line at the end")
     made.add_argument("--quick", action="store_true", help="a smoke run: small, its figures mean little")
+    made.add_argument(
+        "--out", type=_new_file, metavar="FILE", help="keep the figures here as JSON, with the command"
+    )
     return made
 
 
-def conclude(figures: Mapping[str, Any], holds: bool, as_json: bool) -> int:
-    """Say whether the bar was met, last of all; return the exit code."""
+def _new_file(name: str) -> Path:
+    path = Path(name)
+    if not path.parent.is_dir():  # said now, and not when all is measured
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}: make it first")
+    return path
+
+
+def conclude(figures: Mapping[str, Any], holds: bool, options: argparse.Namespace) -> int:
+    """Say whether the bar was met, last of all, and keep the figures if asked; return the exit code."""
     here = machine()
     if here["load"] > here["cpus"]:
         say(f"\nnote: load {here['load']} on {here['cpus']} processors; wall times suffer from that")
     say(f"\n{'holds' if holds else 'DOES NOT HOLD'}")
-    if as_json:
-        say(json.dumps({**rounded(figures), "machine": here, "holds": holds}))
+    told = {**rounded(figures), "machine": here, "holds": holds}
+    if options.out is not None:
+        options.out.write_text(json.dumps({"command": command(), **told}, indent=1) + "\n")
+    if options.json:
+        say(json.dumps(told))
     return 0 if holds else 1
+
+
+def command() -> str:
+    """What was typed to start this benchmark, from the root of the repository."""
+    script, *arguments = sys.argv
+    if "--out" in arguments:
+        at = arguments.index("--out")
+        del arguments[at : at + 2]
+    return shlex.join(["python", f"benchmarks/{Path(script).name}", *arguments])
 
 
 def machine() -> dict[str, Any]:
@@ -76,6 +102,33 @@ def rounded(value: Any, digits: int = 4) -> Any:
 def offbeat_command() -> list[str]:
     """The ``offbeat`` command of the Python that runs the benchmark."""
     return [sys.executable, "-c", "from offbeat.cli.main import main; main()"]
+
+
+def peer_python(name: str, requirements: Sequence[str]) -> str:
+    """The Python of a peer's own virtual environment, ``.venvs/NAME``, which is made on first use."""
+    directory = REPOSITORY / ".venvs" / name
+    python, marker = directory / "bin" / "python", directory / "complete"
+    if not marker.exists():
+        say(f"making {directory.relative_to(REPOSITORY)} ...")
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(directory)], check=True)
+        torch = f"torch=={metadata.version('torch').partition('+')[0]}"
+        constraints = _peer_constraints(directory / "constraints.txt")
+        # torch first and by itself: the peer then takes this one instead of choosing its own.
+        for packages in ((torch,), requirements):
+            install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(constraints)]
+            subprocess.run([*install, *packages], check=True)
+        marker.touch()
+    return str(python)
+
+
+def _peer_constraints(path: Path) -> Path:
+    """Hold peers to the numerical packages that offbeat runs with, and to nothing else.
+
+    All of our versions would be too many: pip then falls back to an old release of a peer.
+    """
+    ours = (REPOSITORY / "constraints.txt").read_text().splitlines()
+    path.write_text("\n".join(line for line in ours if line.partition("==")[0] in SHARED) + "\n")
+    return path
 
 
 # ---------------------------------------------------------------- a tree of processes

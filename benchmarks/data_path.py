@@ -395,7 +395,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     say(f"bar: <= {BAR_WEIGHTS:g} x memcpy")
     fast = all(figures[name]["of_memcpy"] >= BAR_SEGMENTS for name in ("segments_1mb", "segments_10mb"))
     holds = fast and figures["weights_1mb"]["of_memcpy"] <= BAR_WEIGHTS
-    return conclude(figures, holds, options.json)
+    return conclude(figures, holds, options)
 
 
 if __name__ == "__main__":

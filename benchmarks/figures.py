@@ -42,8 +42,13 @@ from rich.terminal_theme import TerminalTheme
 from offbeat.observe.events import read_rounds
 
 SYNC, ASYNC, TRAIN = "#5b6b7f", "#0a9396", "#ca6702"
-GAMES = {"colorlines-ppo": "#5b6b7f", "colorlines-ppo-per": "#0a9396"}
-PANELS = {"colorlines": "with and without replay", "colorlines_long": "one long run"}
+GAMES = {
+    "ppo": ("PPO", "#5b6b7f"),
+    "per": ("PPO with replay", "#0a9396"),
+    "per-critic": ("with replay for the critic only", "#ca6702"),
+}
+"""Contestants of benchmarks/colorlines.py: name and colour."""
+PANELS = {"colorlines": "with and without replay, three seeds", "colorlines_long": "one long run"}
 """Results of benchmarks/colorlines.py by name, and what they show."""
 RESULTS = REPOSITORY / "benchmarks" / "results"
 RECIPES = {"cartpole-ppo": SYNC, "cartpole-ppo-async": ASYNC}
@@ -140,11 +145,11 @@ def colorlines(out: Path, runs: Path, seeds: int) -> None:
     for axes, (path, title) in zip(panels, found.items(), strict=True):
         axes.set_title(title)
         kept = json.loads(path.read_text())
-        for recipe, runs_of in kept["runs"].items():
-            label = recipe
+        for name, runs_of in kept["runs"].items():
+            label, colour = GAMES[name]
             for run in runs_of:
                 minutes, scores = ([point[key] for point in run["curve"]] for key in ("minutes", "score"))
-                axes.plot(minutes, scores, color=GAMES[recipe], lw=1.4, alpha=0.85, label=label)
+                axes.plot(minutes, scores, color=colour, lw=1.4, alpha=0.85, label=label)
                 label = ""
         for policy in ("greedy", "windows"):
             axes.axhline(kept["baselines"][policy], color="#999999", lw=1, ls="--")

@@ -433,7 +433,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     figures |= {"wrong": newest.total("wrong") + every.total("wrong")}
     figures |= {"bad": [text for part in parts.values() for text in part.bad][:10]}
     holds = not figures["bad"] and all(set(count) <= {"refused"} for count in every.counts.values())
-    return conclude({**figures, "seconds": time.perf_counter() - began_s}, holds, options.json)
+    return conclude({**figures, "seconds": time.perf_counter() - began_s}, holds, options)
 
 
 if __name__ == "__main__":

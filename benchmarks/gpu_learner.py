@@ -63,7 +63,7 @@ def main() -> int:
         "staleness at most 1": found["async"]["max_staleness"] <= 1,
     }
     figures = {"gpu": on_gpu, "torch": torch.__version__, "runs": found, "bars": bars}
-    return conclude(figures, all(bars.values()), options.json)
+    return conclude(figures, all(bars.values()), options)
 
 
 if __name__ == "__main__":

@@ -235,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "killed while saving": sum(outcome.was_saving for outcome in outcomes),
         "seconds": time.perf_counter() - began_s,
     }
-    return conclude(figures, same == kills and survivors == 0, options.json)
+    return conclude(figures, same == kills and survivors == 0, options)
 
 
 if __name__ == "__main__":

@@ -316,7 +316,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     evaluation, eval_holds = eval_part(options)
     figures = {"steady": steady, "random": random, "evaluation": evaluation}
     seconds = time.perf_counter() - began_s
-    return conclude({**figures, "seconds": seconds}, steady_holds and eval_holds, options.json)
+    return conclude({**figures, "seconds": seconds}, steady_holds and eval_holds, options)
 
 
 if __name__ == "__main__":

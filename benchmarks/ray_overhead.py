@@ -171,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, row in figures.items():
         say(f"{name:22} {row['processes']:10.2f} {row['ray']:10.2f} {row['ratio']:7.1f}")
     say("no bar")
-    return conclude(figures, True, options.json)
+    return conclude(figures, True, options)
 
 
 if __name__ == "__main__":

@@ -27,19 +27,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import ONE_THREAD, REPOSITORY, conclude, median, parser, say
+from common import ONE_THREAD, conclude, median, parser, peer_python, say
 
 from offbeat.replay import PrioritizedReplay, SumTree
 from offbeat.types import ArraySpec
 
 HERE = Path(__file__).resolve().parent
 PEERS = {"cpprb": ("cpprb==11.0.0",), "tianshou": ("tianshou==2.0.1",), "torchrl": ("torchrl==0.14.1",)}
-SHARED = ("torch", "numpy", "numba", "llvmlite")
 OURS, OURS_IN_NUMPY = "offbeat", "offbeat in numpy"
 BAR_SPEED = 2.5
 BATCHES = (128, 1024)
@@ -48,33 +46,6 @@ ANSWER_S = 300.0
 
 
 # ---------------------------------------------------------------- contestants
-
-
-def peer_python(name: str) -> str:
-    """The Python of a peer's own virtual environment, which is made on first use."""
-    directory = REPOSITORY / ".venvs" / name
-    python, marker = directory / "bin" / "python", directory / "complete"
-    if not marker.exists():
-        say(f"making {directory.relative_to(REPOSITORY)} ...")
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(directory)], check=True)
-        torch = f"torch=={metadata.version('torch').partition('+')[0]}"
-        # torch first and by itself: the peer then takes this one instead of choosing its own.
-        for packages in ((torch,), PEERS[name]):
-            command = [str(python), "-m", "pip", "install", "--quiet", *_constraints(directory), *packages]
-            subprocess.run(command, check=True)
-        marker.touch()
-    return str(python)
-
-
-def _constraints(directory: Path) -> list[str]:
-    """Hold peers to the numerical packages that offbeat runs with, and to nothing else.
-
-    All of our versions would be too many: pip then falls back to an old release of a peer.
-    """
-    ours = (REPOSITORY / "constraints.txt").read_text().splitlines()
-    path = directory / "constraints.txt"
-    path.write_text("\n".join(line for line in ours if line.partition("==")[0] in SHARED) + "\n")
-    return ["--constraint", str(path)]
 
 
 @dataclass(slots=True)
@@ -88,7 +59,8 @@ class Contestant:
 
     def __enter__(self) -> Contestant:
         is_ours = self.name in (OURS, OURS_IN_NUMPY)
-        python, script = (sys.executable, OURS) if is_ours else (peer_python(self.name), self.name)
+        python = sys.executable if is_ours else peer_python(self.name, PEERS[self.name])
+        script = OURS if is_ours else self.name
         self._process = subprocess.Popen(
             [python, str(HERE / "peers" / f"replay_{script}.py")],
             env={**os.environ, **ONE_THREAD, "OFFBEAT_NUMBA": "0" if self.name == OURS_IN_NUMPY else "1"},
@@ -223,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     figures["rates"] = run_race(options.peers, options.capacities, options.blocks, options.fill_s)
     fast = all(found.get("ratio", BAR_SPEED) >= BAR_SPEED for found in figures["rates"].values())
     right = figures["chi_square"]["holds"] and figures["drift"]["holds"]
-    return conclude(figures, fast and right, options.json)
+    return conclude(figures, fast and right, options)
 
 
 def run_race(peers: Sequence[str], capacities: Sequence[int], blocks: int, fill_s: float) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     worst = max(found["ratio"] for found in games.values())
     say(f"bar: {BAR} times; the dearer one takes {worst:.3f}")
-    return conclude({"updates": num_updates, "games": games}, worst <= BAR, options.json)
+    return conclude({"updates": num_updates, "games": games}, worst <= BAR, options)
 
 
 if __name__ == "__main__":

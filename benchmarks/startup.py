@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     figures = measure(1 if options.quick else options.repeats, options.workers)
     for name, value in figures.items():
         say(f"{name:34} {value if isinstance(value, bool) else f'{value:.2f}'}")
-    return conclude(figures, meets_bars(figures), options.json)
+    return conclude(figures, meets_bars(figures), options)
 
 
 def meets_bars(figures: dict[str, float | bool]) -> bool:

@@ -72,7 +72,7 @@ def test_panels_without_results_are_left_out(tmp_path, monkeypatch, capsys):
 
     curve = [{"minutes": 0.0, "score": 1.0}, {"minutes": 1.0, "score": 2.0}]
     results = {
-        "runs": {"colorlines-ppo-per": [{"curve": curve}]},
+        "runs": {"per": [{"curve": curve}]},
         "baselines": {"greedy": 1.5, "windows": 3.0},
     }
     (tmp_path / "colorlines_long.json").write_text(json.dumps(results))
@@ -80,3 +80,26 @@ def test_panels_without_results_are_left_out(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "colorlines.json is missing" in said and "colorlines_long.json is missing" not in said
     assert (tmp_path / "colorlines-scores.png").stat().st_size > 1000
+
+
+def test_figures_are_kept_with_the_command_that_made_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import common
+
+    kept = tmp_path / "figures.json"
+    monkeypatch.setattr(sys, "argv", ["benchmarks/some.py", "--quick", "--out", str(kept), "--json"])
+    options = common.parser("about").parse_args()
+    assert common.conclude({"ratio": 1.234567}, True, options) == 0
+    written = json.loads(kept.read_text())
+    assert written["command"] == "python benchmarks/some.py --quick --json"
+    assert (written["ratio"], written["holds"]) == (1.2346, True)
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["ratio"] == 1.2346
+
+
+def test_a_place_that_is_not_there_is_refused_before_anything_is_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import common
+
+    with pytest.raises(SystemExit):
+        common.parser("about").parse_args(["--out", str(tmp_path / "nowhere" / "figures.json")])
+    assert "make it first" in capsys.readouterr().err

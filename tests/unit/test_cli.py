@@ -105,21 +105,6 @@ def offbeat_in_a_process(*arguments: str, cwd: Path | None = None) -> subprocess
 # ---------------------------------------------------------------- the surface
 
 
-def test_verbs_are_fixed() -> None:
-    assert list(VERBS) == [
-        "train",
-        "resume",
-        "status",
-        "eval",
-        "play",
-        "replay",
-        "check",
-        "list",
-        "digest",
-        "doctor",
-    ]
-
-
 def test_help_shows_every_verb_in_full(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
     shown = capsys.readouterr().out
