@@ -78,7 +78,7 @@ def load_config(
 
     Example: ``load_config("cartpole-ppo", ["async_training.off_policy_degree=1"])``.
     """
-    from offbeat.algorithms import config_model
+    from offbeat.algorithms import BUILTIN, config_model
     from offbeat.config import loader
 
-    return loader.load_config(source, overrides, algorithm_model=config_model)
+    return loader.load_config(source, overrides, algorithm_model=config_model, algorithms=BUILTIN)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import metadata
 from pathlib import Path
@@ -26,6 +26,7 @@ from offbeat.config.loader import dump_yaml
 from offbeat.config.models import RunConfig
 from offbeat.errors import CheckpointError, ConfigError, EnvError, OffbeatError
 from offbeat.lanes import Loss
+from offbeat.observe import check_sinks
 from offbeat.observe.callbacks import Callback, RoundInfo, RunControl, RunInfo, RunSummary
 from offbeat.pipeline import Pipeline, Report, Settings
 from offbeat.recording import learner_digest
@@ -207,8 +208,11 @@ def play(
     return playing.play(config.eval_env, _roles(config).policy(saved.weights), saved.version, wishes)
 
 
-def replay_run(run_dir: str | Path) -> ReplayReport:
-    """Repeat a run serially from its schedule and compare the weights with its newest checkpoint's."""
+def replay_run(run_dir: str | Path, tell: Callable[[int, int], None] | None = None) -> ReplayReport:
+    """Repeat a run serially from its schedule and compare the weights with its newest checkpoint's.
+
+    ``tell(version, rounds)`` is called after each of the rounds.
+    """
     directory = _existing(run_dir)
     earlier = sorted(directory.glob(_UNTIL.format("*")))
     configs = [load_config(path) for path in (*earlier, directory / "config.yaml")]
@@ -216,7 +220,7 @@ def replay_run(run_dir: str | Path) -> ReplayReport:
     changes = [_until(path) for path in earlier]
     later = [(version, pipeline.plan()) for version, pipeline in zip(changes, pipelines[1:], strict=True)]
     with _few_threads(configs[0]):
-        report = pipelines[0].replay(later)
+        report = pipelines[0].replay(later, tell)
     for warning in report.warnings:
         print(f"note: {warning}", file=sys.stderr)
     return report
@@ -340,6 +344,7 @@ class _StopAtReturn(Callback):
 def _try_out(config: RunConfig) -> None:
     """Find out what only a try can tell, before the run leaves any trace."""
     _check_ranks(config)
+    check_sinks(tensorboard=config.observe.tensorboard, use_wandb=config.observe.use_wandb)
     check = algorithms.find(config.algorithm.name).check
     try:
         if check is not None:

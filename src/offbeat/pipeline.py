@@ -7,6 +7,7 @@ import copy
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -123,16 +124,20 @@ class Pipeline:
                     self._requests.extendleft(reversed(session.standing_requests))
             recovery.pause(self._requests)
 
-    def replay(self, later: Sequence[tuple[int, Plan]] = ()) -> ReplayReport:
+    def replay(
+        self, later: Sequence[tuple[int, Plan]] = (), tell: Callable[[int, int], None] | None = None
+    ) -> ReplayReport:
         """Repeat the run in ``run_dir`` serially and compare the weights with its newest checkpoint's.
 
         ``later`` are the plans of a run that was resumed with other settings, by the version they began at.
+        ``tell(version, rounds)`` is called after each round.
         """
         saved = self._checkpoints().load()
         if saved.version == 0:
             raise ReplayError(f"{self._run_dir} has not trained a round yet: there is nothing to repeat")
         records = read_schedule(saved.path.parents[1] / "schedule.jsonl")
-        replayer = Replayer(Schedule.from_records(records), self.plan(), self._pristine_learner())
+        told = None if tell is None else partial(_told, tell, saved.version)
+        replayer = Replayer(Schedule.from_records(records), self.plan(), self._pristine_learner(), told)
         with contextlib.closing(replayer):
             for version, plan in later:
                 replayer.run(min(version, saved.version))
@@ -250,6 +255,10 @@ class Pipeline:
             publish_retry_delay_s=dial.sync_retry_delay,
             seed=self._seed,
         )
+
+
+def _told(tell: Callable[[int, int], None], rounds: int, version: int) -> None:
+    tell(version, rounds)
 
 
 def _with_overrides(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,8 +96,15 @@ class Replayer:
     collector's own order; and order across collectors does not matter, since they share nothing.
     """
 
-    def __init__(self, schedule: Schedule, plan: Plan, learner: Learner | None = None) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        plan: Plan,
+        learner: Learner | None = None,
+        tell: Callable[[int], None] | None = None,
+    ) -> None:
         self._schedule = schedule
+        self._tell = tell
         self._plan = plan
         self._learner = learner or plan.make_learner()
         self._version = 0
@@ -112,6 +119,8 @@ class Replayer:
                 self._segments[arrival.ticket] = self._collect(arrival, weights)
             self._train(version)
             self._version = version + 1
+            if self._tell is not None:
+                self._tell(self._version)
         return self._learner
 
     def switch(self, plan: Plan) -> None:

@@ -422,3 +422,25 @@ def test_public_names_are_found_on_first_use(name: str) -> None:
 def test_unknown_public_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'trane'"):
         offbeat.trane
+
+
+def test_what_is_asked_for_and_not_installed_is_refused_by_check(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert run("check", "cartpole-ppo", "use_wandb=true") == 2
+    assert "pip install 'offbeat[wandb]'" in capfd.readouterr().err
+
+
+def test_a_wrong_argument_of_the_environment_is_answered_with_the_right_ones(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert run("check", "colorlines-ppo", "env.kwargs.rulez=classic") == 2
+    assert "it takes rules, reward, gamma, render_mode" in capfd.readouterr().err
+
+
+def test_both_names_of_the_metric_that_only_replays_report_are_the_same() -> None:
+    from offbeat.cli import story
+    from offbeat.observe import text
+
+    assert story.REPLAY_METRIC == text.REPLAY_METRIC

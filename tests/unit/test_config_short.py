@@ -10,6 +10,7 @@ import pytest
 from pydantic import Field
 
 import offbeat
+from offbeat.algorithms.ppo import PPOConfig
 from offbeat.config import short
 from offbeat.config.errors import ConfigProblems, Problem
 from offbeat.config.layers import parse_value
@@ -128,7 +129,6 @@ def test_a_name_with_several_homes_is_refused(files: Files, name: str, homes: st
         ("num-workers=4", "did you mean runtime.num_workers?"),
         ("num_iteration=4", "did you mean num_iterations (run.rounds)?"),
         ("num_envz=4", "did you mean env.num_envs or eval.num_envs?"),
-        ("network.hidden=4", "did you mean algorithm.network?"),
         ("depht=4", None),
         ("evaal.episodes=4", "did you mean eval?"),
     ],
@@ -138,6 +138,28 @@ def test_unknown_names_are_refused_with_the_nearest(files: Files, override: str,
     assert problem.message.startswith("unknown key; ")
     assert hint is None or problem.message == f"unknown key; {hint}"
     assert hint is not None or "depth" not in problem.message
+
+
+def test_a_section_within_a_section_can_be_written_without_it(files: Files) -> None:
+    assert files.load(FULL, ["network.hidden=4"]).algorithm.network.hidden == 4
+    assert files.load(FULL + "network:\n  hidden: 5\n").algorithm.network.hidden == 5
+    (problem,) = files.problems(FULL, ["network.hidden=4", "algorithm.network.hidden=5"])
+    assert "stands for algorithm.network" in problem.message
+
+
+def test_an_alias_of_a_field_that_the_algorithm_lacks_is_unknown(files: Files) -> None:
+    assert files.load(FULL, ["learning_rate=0.5"]).algorithm.lr == 0.5
+    (problem,) = files.problems(FULL.replace("learner", "searcher"), ["learning_rate=0.5"])
+    assert problem.message.startswith("unknown key")
+
+
+def test_a_key_of_another_algorithm_is_said_to_be_one(files: Files) -> None:
+    path = files.write(FULL)
+    for override in ("depth=4", "algorithm.depth=4"):
+        with pytest.raises(ConfigProblems) as caught:
+            load_config(path, [override], algorithm_model=model, algorithms=("learner", "searcher"))
+        (problem,) = caught.value.problems
+        assert problem.message.startswith("belongs to the algorithm searcher: set algorithm.name")
 
 
 def test_keys_of_nested_sections_have_no_short_name(files: Files) -> None:
@@ -205,7 +227,7 @@ def test_a_section_that_is_none_is_the_one_mistake(files: Files) -> None:
 def test_every_alias_leads_to_a_field_that_has_another_name() -> None:
     for name, full in short.ALIASES.items():
         section, field = full.split(".")
-        model = RunConfig.model_fields[section].annotation
+        model = PPOConfig if section == "algorithm" else RunConfig.model_fields[section].annotation
         assert isinstance(model, type)
         assert issubclass(model, Section)
         assert field in model.model_fields

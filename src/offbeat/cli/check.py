@@ -26,8 +26,10 @@ def check(
     with reporting(as_json) as report:
         import offbeat
         from offbeat.config.plan import describe, plan, remarks
+        from offbeat.observe import check_sinks
 
         config = offbeat.load_config(source, overrides or [])
+        check_sinks(tensorboard=config.observe.tensorboard, use_wandb=config.observe.use_wandb)
         step_bytes, facts = probe_step_bytes(config), probe_algorithm(config)
         print(describe(config, step_bytes, facts))
         report.values.update(

@@ -16,7 +16,15 @@ import typer
 
 from offbeat.cli.output import EXIT_FAILED, JsonFlag, reporting, show_table
 
-_EXTRAS = {"box2d": "box2d", "minatar": "minatar", "tensorboard": "tensorboard", "wandb": "wandb"}
+_EXTRAS = {
+    "box2d": "box2d",
+    "minatar": "minatar",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "ray": "ray",
+    "numba": "numba",
+    "video": "imageio-ffmpeg",
+}
 _TORCH_PROBE = "import torch; print(torch.__version__, torch.get_num_threads(), torch.cuda.is_available())"
 _PROBE_TIMEOUT_S = 120
 _LEAST_MEMORY_BYTES = 2**30

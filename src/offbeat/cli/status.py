@@ -15,7 +15,7 @@ import typer
 
 from offbeat.cli.output import EXIT_FAILED, JsonFlag, reporting, show_table
 from offbeat.cli.resume import RunDirectory
-from offbeat.cli.story import Component, Loss, Restart, Story, read_story
+from offbeat.cli.story import REPLAY_METRIC, Component, Loss, Restart, Story, read_story
 from offbeat.errors import OffbeatError
 
 State = Literal["running", "restarting", "stuck", "finished", "failed", "killed"]
@@ -273,7 +273,9 @@ def _run_rows(found: Status) -> Iterator[tuple[str, str]]:
     if found.eta_s is not None:
         yield "left", _span(found.eta_s)
     if (degree := _number(metrics.get("pace/off_policy_degree"))) is not None:
-        yield "staleness", f"at most {story.worst_staleness or 0:g} so far, k = {degree:g} now"
+        worst = f"at most {story.worst_staleness or 0:g} so far"
+        is_replay = REPLAY_METRIC in metrics
+        yield "staleness", f"{worst}{', replayed' if is_replay else ''}, k = {degree:g} now"
     if counts := _counts(story):
         yield "tickets", ", ".join(f"{value:,.0f} {name}" for name, value in counts.items())
     if story.evaluation is not None:

@@ -19,6 +19,9 @@ _KEPT = 20
 _ROUND = re.compile(rb'\{"kind":"round","time":([\d.]+),"version":(\d+),.*\}\n', re.DOTALL)
 _AGE = re.compile(rb'"pace/max_sample_age":([\d.]+)')
 
+REPLAY_METRIC = "learn/replay_size"
+"""As in ``observe.text``, whose imports would take longer than all of a command."""
+
 
 @dataclass(slots=True)
 class Component:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from offbeat.cli.output import EXIT_INTERRUPTED, Report, show_table
-from offbeat.cli.story import Loss, Story, read_story
+from offbeat.cli.story import REPLAY_METRIC, Loss, Story, read_story
 from offbeat.errors import OffbeatError
 
 _MOST_LOSSES = 8
@@ -45,7 +45,7 @@ def summary_rows(result: Result) -> dict[str, str]:
         "wall time": _wall(result),
         "steps per second": _rate(result),
         "evaluation return": "not evaluated" if result.eval_return is None else f"{result.eval_return:.1f}",
-        "max staleness": f"{result.max_staleness}",
+        "max staleness": f"{result.max_staleness}{' (replayed)' if REPLAY_METRIC in result.metrics else ''}",
         "dropped samples": _count(result, "pace/dropped_samples"),
         **_losses(result),
         "digest": result.digest,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,14 @@ def load_config(
     overrides: Mapping[str, object] | Sequence[str] = (),
     *,
     algorithm_model: AlgorithmModel,
+    algorithms: Iterable[str] = (),
     recipes: RecipeBook | None = None,
 ) -> RunConfig:
     """Load, merge and check a configuration.
 
     ``source`` is a recipe's name, a YAML file, or a config made in Python. ``overrides`` are dotted keys: as
     ``key=value`` strings whose values are read as YAML, or as a mapping. Raises ``ConfigProblems``, which
-    lists every mistake.
+    lists every mistake. A key that only other ones of the ``algorithms`` have is reported as such.
 
     Example: ``load_config("cartpole-ppo", ["run.seed=3"], algorithm_model=find_model)``.
     """
@@ -55,7 +56,7 @@ def load_config(
         algorithm_model = _reuse_model(source.algorithm, algorithm_model)
     found, more = _in_full([*found, on_top], algorithm_model)
     problems += more
-    config, more = _Validation(layers.merge(found), algorithm_model).result()
+    config, more = _Validation(layers.merge(found), algorithm_model, algorithms).result()
     if problems or more:
         raise ConfigProblems(problems + more)
     return config if config.run.name else _named(config, name)
@@ -195,8 +196,10 @@ def _section_models(algorithm: str | None, algorithm_model: AlgorithmModel) -> d
 class _Validation:
     """Turns merged settings into a config, collecting what is wrong with them."""
 
-    def __init__(self, layer: Layer, algorithm_model: AlgorithmModel) -> None:
+    def __init__(self, layer: Layer, algorithm_model: AlgorithmModel, others: Iterable[str]) -> None:
         self._layer = layer
+        self._algorithm_model = algorithm_model
+        self._others = others
         self._problems: list[tuple[layers.Place, Problem]] = []
         self._models = _section_models(_algorithm_name(layer), algorithm_model)
         self._check_algorithm(algorithm_model)
@@ -232,7 +235,7 @@ class _Validation:
         for name, value in self._layer.values.items():
             # Of an algorithm that nobody knows, nobody knows the short names.
             if name not in self._models and (is_algorithm_known or isinstance(value, dict)):
-                self._add((name,), _unknown_name(name, self._models))
+                self._add((name,), self._of_another(name) or _unknown_name(name, self._models))
 
     def _broken_sections(self) -> set[str]:
         return {problem.key.split(".")[0] for _, problem in self._problems}
@@ -252,7 +255,9 @@ class _Validation:
         location = details["loc"]
         path, owner, field = _field_at(model, location)
         if details["type"] == "extra_forbidden" and len(path) == len(location):
-            message = _unknown_key(str(path[-1]), owner.model_fields, self._models)
+            key, is_own = str(path[-1]), name == "algorithm" and len(path) == 1
+            another = self._of_another(key) if is_own else None
+            message = another or _unknown_key(key, owner.model_fields, self._models)
         elif "error" in details.get("ctx", {}):
             message = str(details["ctx"]["error"])
         elif field is None:
@@ -262,6 +267,13 @@ class _Validation:
         else:
             message = f"must be {allowed(field)}" + (", finite" * (details["type"] == "finite_number"))
         self._add((name, *path), message)
+
+    def _of_another(self, key: str) -> str | None:
+        """Say whose key it is, if some other algorithm has one of this name."""
+        owners = [name for name in self._others if key in self._algorithm_model(name).model_fields]
+        if not owners:
+            return None
+        return f"belongs to the algorithm {' or '.join(owners)}: set algorithm.name to that, or leave it out"
 
     def _conflict(self, conflict: Conflict, config: RunConfig) -> None:
         """Report at the key written last: the one the user just changed."""

@@ -17,6 +17,7 @@ ALIASES: Mapping[str, str] = {
     "num_iterations": "run.rounds",
     "eval_interval": "eval.interval_rounds",
     "save_interval": "checkpoint.interval_rounds",
+    "learning_rate": "algorithm.lr",
 }
 """Names from elsewhere, and the fields they stand for."""
 
@@ -27,14 +28,19 @@ Models = Mapping[str, type[Section]]
 def homes(name: str, models: Models) -> list[str]:
     """The dotted keys that a short name may mean: none when it is unknown, several when it is ambiguous."""
     found = [f"{section}.{name}" for section, model in models.items() if name in _leaves(model)]
-    return found or [full for alias, full in ALIASES.items() if alias == name]
+    return found or [full for alias, full in ALIASES.items() if alias == name and _exists(full, models)]
+
+
+def _exists(full: str, models: Models) -> bool:
+    section, field = full.split(".")
+    return field in models[section].model_fields
 
 
 def expand(layer: Layer, models: Models) -> tuple[Layer, list[Problem]]:
     """Write the short names of a layer in full, each at its old place; unknown names stay as they are."""
     problems: list[Problem] = []
     for name in [name for name in layer.values if name not in RunConfig.model_fields]:
-        found = homes(name, models)
+        found = homes(name, models) or _nested_homes(name, layer.values[name], models)
         if found:
             message = _obstacle(layer, found)
             if message is None:
@@ -60,6 +66,13 @@ def unknown(name: str, models: Models) -> str:
         return did_you_mean(name, models)
     full = " or ".join(homes(close, models))
     return f"did you mean {close} ({full})?" if close in ALIASES else f"did you mean {full}?"
+
+
+def _nested_homes(name: str, value: object, models: Models) -> list[str]:
+    """Where a section within a section may be meant, such as ``network`` of ``network.kind=mlp``."""
+    if not isinstance(value, dict):
+        return []
+    return [f"{section}.{name}" for section, model in models.items() if name in model.model_fields]
 
 
 def _leaves(model: type[Section]) -> list[str]:

@@ -205,4 +205,16 @@ def _guarded(env_id: str, make: Callable[[], Any]) -> Any:
         hint = _install_hint(env_id) if isinstance(error, (ImportError, gymnasium.error.Error)) else ""
         raise EnvError(
             f"{env_id} could not be made: {type(error).__name__}: {error}. {hint}Check env.id and env.kwargs"
+            f"{_arguments(env_id) if isinstance(error, TypeError) else ''}"
         ) from error
+
+
+def _arguments(env_id: str) -> str:
+    """The arguments that an environment's constructor takes, as far as it says so."""
+    entry: Any = registry[name].entry_point if (name := env_id.rpartition(":")[2]) in registry else None
+    try:
+        creator = load_env_creator(entry) if isinstance(entry, str) else entry
+        names = [name for name in inspect.signature(creator).parameters if name not in ("args", "kwargs")]
+    except (TypeError, ValueError, ImportError, AttributeError):
+        return ""
+    return f": it takes {', '.join(names)}" if names else ""

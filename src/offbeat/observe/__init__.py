@@ -17,7 +17,7 @@ from offbeat.observe.console import make_console, preview
 from offbeat.observe.events import EventLog, ScheduleLog, read_events, read_rounds, read_schedule
 from offbeat.observe.logs import close_log, debug_ticket, open_log
 from offbeat.observe.meter import PaceMeter, PaceView
-from offbeat.observe.sinks import Sink, SinkList, make_sinks
+from offbeat.observe.sinks import Sink, SinkList, check_sinks, make_sinks
 from offbeat.observe.stats import StatsLog, component_statistics
 from offbeat.observe.system import SystemMonitor
 
@@ -41,6 +41,7 @@ __all__ = [
     "StatsLog",
     "SystemMonitor",
     "WorkerLostInfo",
+    "check_sinks",
     "close_log",
     "component_statistics",
     "debug_ticket",

@@ -23,7 +23,7 @@ from offbeat.observe.callbacks import (
     RunSummary,
     WorkerLostInfo,
 )
-from offbeat.observe.text import duration, fill, number, plain, sparkline
+from offbeat.observe.text import REPLAY_METRIC, duration, fill, number, plain, sparkline
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -132,7 +132,8 @@ class PlainConsole(Callback):
 
     def _progress(self, version: int, metrics: Mapping[str, MetricValue]) -> str:
         rounds = str(self._summary.rounds)
-        return f"[{version:>{len(rounds)}}/{rounds}]  {fill(_PLAIN_LINE, metrics)}"
+        line = _PLAIN_LINE.replace("age ", "age of replayed ") if REPLAY_METRIC in metrics else _PLAIN_LINE
+        return f"[{version:>{len(rounds)}}/{rounds}]  {fill(line, metrics)}"
 
     def _say(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
@@ -288,12 +289,14 @@ def _rows(frame: _Frame) -> list[tuple[str, str]]:
     verdict = _VERDICTS.get(str(metrics.get("pace/bottleneck")), "")
     saved = "" if frame.checkpoint is None else f" · saved at {frame.checkpoint}"
     restarts = "yellow" if number(metrics, "system/worker_restarts") > 0 else "default"
+    is_replay = REPLAY_METRIC in metrics
+    bound = "at most k = {} rounds ahead" if is_replay else "bound k = {}"
     lines = {
         "return": "[bold green]{rollout/return_mean_100:1}[/] last 100 · {rollout/return_mean:1} this round",
         "speed": f"[bold]{{learn/samples_per_s:k}}[/] steps/s · {rounds_per_s} rounds/s"
         " · {rollout/total_generated_samples:k} steps so far",
         "staleness": "[bold]{pace/avg_sample_age:1}[/] mean · {pace/max_sample_age:0} max"
-        " · bound k = {pace/off_policy_degree:0}",
+        f" · {'replayed, collection ' if is_replay else ''}{bound.format('{pace/off_policy_degree:0}')}",
         "idle": f"collect {{pace/collect_idle_ratio:%}} · train {{pace/train_idle_ratio:%}}  {verdict}",
         "workers": f"{{system/workers_alive:0}}/{frame.summary.num_workers} alive"
         f" · [{restarts}]{{system/worker_restarts:0}} restarts[/] · {{system/rss_bytes:B}}{saved}",

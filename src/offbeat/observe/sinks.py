@@ -86,6 +86,15 @@ def make_sinks(
     return SinkList(sinks, on_fault)
 
 
+def check_sinks(*, tensorboard: bool | None, use_wandb: bool) -> None:
+    """Refuse what is asked for and not installed, before anything runs."""
+    _wants_tensorboard(tensorboard)
+    if use_wandb:
+        from offbeat.observe.wandb import import_wandb
+
+        import_wandb()
+
+
 def _wants_tensorboard(asked: bool | None) -> bool:
     installed = importlib.util.find_spec("tensorboard") is not None
     if asked and not installed:

@@ -10,6 +10,8 @@ from functools import partial
 from offbeat.observe.callbacks import MetricValue
 
 _DASH = "–"
+REPLAY_METRIC = "learn/replay_size"
+"""What only learners with a replay report: there the age of samples is not bounded by k."""
 
 
 def fill(template: str, metrics: Mapping[str, MetricValue]) -> str:

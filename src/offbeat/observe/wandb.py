@@ -26,7 +26,7 @@ class WandbSink:
     def __init__(
         self, directory: Path, project: str, name: str | None = None, config: Mapping[str, Any] | None = None
     ) -> None:
-        wandb = _import_wandb()
+        wandb = import_wandb()
         settings: dict[str, Any] = {
             "project": project,
             "name": name or directory.name,
@@ -59,7 +59,8 @@ class WandbSink:
             self._run = None
 
 
-def _import_wandb() -> Any:
+def import_wandb() -> Any:
+    """The package; ConfigError with the fix where it is not installed."""
     # By name: this module is called wandb as well, and an import statement reads as if it meant itself.
     try:
         return importlib.import_module("wandb")

@@ -91,6 +91,10 @@ class PrioritizedReplay:
     def __len__(self) -> int:
         return self._num_live
 
+    def __repr__(self) -> str:
+        kept = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in self.spec.items())
+        return f"PrioritizedReplay({len(self):,} of {self.capacity:,} items: {kept}; alpha {self.alpha:g})"
+
     @property
     def largest_priority(self) -> float:
         """Largest priority that any item was given, without alpha, and at least 1: that of new items."""
@@ -125,6 +129,7 @@ class PrioritizedReplay:
             versions: version behind each item, ``[M]`` or one for all.
             priorities: ``[M]``, finite and not negative; without them items get the largest one so far.
         """
+        items = {name: np.asarray(array) for name, array in items.items()}
         count = self._checked_count(items)
         behind = np.broadcast_to(np.asarray(versions), (count,))
         if behind.dtype.kind not in "iu":
@@ -343,6 +348,8 @@ def _check_settings(spec: Mapping[str, ArraySpec], capacity: int, alpha: float, 
     if not spec:
         raise ConfigError("a replay buffer needs at least one array per item: give a spec that is not empty")
     for name, array in spec.items():
+        if not isinstance(array, ArraySpec):
+            raise ConfigError(f'{name} is {array!r}: give an ArraySpec, such as ArraySpec((4,), "float32")')
         if np.dtype(array.dtype).kind not in "biuf":
             raise ConfigError(f"{name} has dtype {array.dtype}: use a bool, integer or float dtype")
     if capacity < 1:

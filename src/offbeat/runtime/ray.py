@@ -540,7 +540,11 @@ class RayRuntime:
         text = f"{part} {limit}: it asks for {wanted}; free in Ray: {has}"
         if part is self._learner:
             self._end(part)
-            self._happened.append(Broken(ConfigError(f"{text}. Free some, or allow it more time")))
+            is_free = all(free.get(name, 0.0) >= amount for name, amount in part.place.resources.items())
+            advice = (
+                "The machine is slow: allow it more time" if is_free else "Free some, or allow it more time"
+            )
+            self._happened.append(Broken(ConfigError(f"{text}. {advice}")))
         else:
             self._down(part, text)
 

@@ -82,7 +82,12 @@ def facts(config: RunConfig) -> dict[str, str]:
     where = f" in each of {config.learner.num_ranks} ranks" if config.learner.num_ranks > 1 else ""
     if algorithm.shared_buffer:
         where = " in a Ray actor of its own"
-    return {"replay": f"{items}, {_size(replay_bytes(config))}{where}"}
+    found = {"replay": f"{items}, {_size(replay_bytes(config))}{where}"}
+    wanted = round(algorithm.fresh_fraction * algorithm.batch_size)
+    arriving = config.segments_per_round * config.envs_per_worker
+    if wanted > arriving:
+        found["fresh segments"] = f"{arriving} arrive a round, fewer than the {wanted} that a batch asks for"
+    return found
 
 
 def _copies(config: RunConfig) -> int:

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
-from offbeat.algorithms.ppo.config import PPOConfig, Schedule
+from offbeat.algorithms.ppo.config import Correction, PPOConfig, Schedule
 from offbeat.config.models import RunConfig
 from offbeat.errors import ConfigError
 from offbeat.ops.schedules import linear_schedule
@@ -71,6 +71,11 @@ class PPOPERConfig(PPOConfig):
         le=1,
         description="A segment's priority is this share of its largest |TD error| and the rest of the mean."
         " Default of R2D2 (openreview r1lyTjAqYX).",
+    )
+    correction: Correction = Field(
+        "auto",
+        description="How the age of samples is corrected: `decoupled` (arXiv:2110.00641) or `vtrace`"
+        " (arXiv:1802.01561); `auto` is `decoupled` at any dial, for replayed samples are always stale.",
     )
     per_for: Literal["critic", "both"] = Field(
         "critic",
