@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-EXTRAS ?= box2d,minatar,tensorboard,ray,colorlines,dev
+EXTRAS ?= box2d,minatar,tensorboard,ray,colorlines,marl,dev
 
 .PHONY: run test test-all lint format bench install docs clean
 

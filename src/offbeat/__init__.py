@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from offbeat.pipeline import Pipeline
     from offbeat.playing import PlayResult
     from offbeat.roles import PerWorker
+    from offbeat.sync_run import SyncRun
     from offbeat.types import Batch, Segment, Ticket
 
 __version__ = "0.1.0"
@@ -30,6 +31,7 @@ __all__ = [
     "PlayResult",
     "Result",
     "Segment",
+    "SyncRun",
     "Ticket",
     "__version__",
     "digest",
@@ -49,6 +51,7 @@ _HOMES = {
     "PlayResult": "offbeat.playing",
     "Result": "offbeat.api",
     "Segment": "offbeat.types",
+    "SyncRun": "offbeat.sync_run",
     "Ticket": "offbeat.types",
     "digest": "offbeat.api",
     "evaluate": "offbeat.api",

@@ -39,6 +39,10 @@ class StallError(OffbeatError):
     """Nothing moved before a deadline; the message says who waited for whom and since when."""
 
 
+class RunStopped(OffbeatError):
+    """A run that goes step by step was asked to end in the middle of a step; its with-block ends it."""
+
+
 class CheckpointError(OffbeatError):
     """A checkpoint that is missing, torn or made by something else."""
 

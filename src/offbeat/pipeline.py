@@ -14,9 +14,9 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from offbeat.adapters import as_collect, as_evaluate, as_learn
-from offbeat.checkpoint import CheckpointManager
+from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
 from offbeat.config.models import AsyncTrainingConfig, RuntimeConfig, RuntimeKind
-from offbeat.errors import ConfigError, LearnerLost, ReplayError, TrainError
+from offbeat.errors import ConfigError, ReplayError
 from offbeat.observe.callbacks import Callback, RunControl, RunSummary
 from offbeat.observe.events import read_schedule
 from offbeat.pacing import PaceConfig
@@ -25,8 +25,9 @@ from offbeat.recording import RecordingOptions, learner_digest
 from offbeat.recovery import Recovery
 from offbeat.replaying import Replayer, ReplayReport, Schedule
 from offbeat.roles import Learner, PerWorker
+from offbeat.running import OpenRun
 from offbeat.runtime.base import Machines, Plan
-from offbeat.session import Beginning, Job, Report, Session, Settings
+from offbeat.session import Beginning, Job, Report, Settings
 
 __all__ = ["Pipeline", "Report", "Settings"]
 
@@ -92,37 +93,29 @@ class Pipeline:
 
     def run(self, rounds: int) -> Report:
         """Train ``rounds`` rounds and report."""
-        if self._run_dir is not None and (self._run_dir / "schedule.jsonl").exists():
-            raise ConfigError(f"run_dir {self._run_dir} already holds a run: resume it, or choose another")
-        return self._run(rounds, Beginning())
+        return _to_the_end(self.open(rounds))
 
     def resume(self, rounds: int) -> Report:
         """Go on with the run in ``run_dir`` until ``rounds`` rounds are done, counted from its first.
 
         It goes on from the newest good checkpoint, or from the beginning if there is none yet.
         """
-        manager = self._checkpoints()
-        saved = manager.load() if manager.versions() else None
-        return self._run(rounds, Beginning(saved, resumed=True))
+        return _to_the_end(self.open(rounds, resumed=True))
 
-    def _run(self, rounds: int, beginning: Beginning) -> Report:
-        """Run to the end, going on from a checkpoint as often as ``run.max_restarts`` allows."""
-        self._pace = self._pace_config(rounds)
-        recovery = Recovery(self.settings.run, self._run_dir)
-        while True:
-            with Session(self.job(), beginning) as session:
-                try:
-                    session.begin()
-                    while not session.finished:
-                        session.step()
-                    return recovery.complete(session.report())
-                except (LearnerLost, TrainError) as error:
-                    chance = recovery.after(error, session)
-                    if chance is None:
-                        raise
-                    beginning = chance
-                    self._requests.extendleft(reversed(session.standing_requests))
-            recovery.pause(self._requests)
+    def open(self, rounds: int, *, resumed: bool = False, stepwise: bool = False) -> OpenRun:
+        """The same run, or one that is ``resumed``, to be driven by the caller in a with-block.
+
+        ``stepwise``: it collects and trains only when it is asked to (see `GatesSet`), which needs k = 0.
+        """
+        beginning = Beginning(self._newest(), resumed=True) if resumed else Beginning()
+        if not resumed and self._run_dir is not None and (self._run_dir / "schedule.jsonl").exists():
+            raise ConfigError(f"run_dir {self._run_dir} already holds a run: resume it, or choose another")
+        self._pace = self._pace_config(rounds, stepwise)
+        return OpenRun(self.job, beginning, Recovery(self.settings.run, self._run_dir))
+
+    def _newest(self) -> LoadedCheckpoint | None:
+        manager = self._checkpoints()
+        return manager.load() if manager.versions() else None
 
     def replay(
         self, later: Sequence[tuple[int, Plan]] = (), tell: Callable[[int, int], None] | None = None
@@ -223,7 +216,7 @@ class Pipeline:
             summary, settings.observe, settings.checkpoint, dial, self._callbacks, self._notices
         )
 
-    def _pace_config(self, rounds: int) -> PaceConfig:
+    def _pace_config(self, rounds: int, stepwise: bool = False) -> PaceConfig:
         dial, checkpoint, evaluation = (
             self.settings.async_training,
             self.settings.checkpoint,
@@ -254,7 +247,15 @@ class Pipeline:
             max_publish_retries=dial.max_sync_retries,
             publish_retry_delay_s=dial.sync_retry_delay,
             seed=self._seed,
+            stepwise=stepwise,
         )
+
+
+def _to_the_end(run: OpenRun) -> Report:
+    with run:
+        while not run.finished:
+            run.step()
+        return run.report()
 
 
 def _told(tell: Callable[[int, int], None], rounds: int, version: int) -> None:

@@ -33,6 +33,8 @@ _RANDOM = "random"
 Player = Callable[[Array], Any]
 """Chooses an action for one observation."""
 Ending = Literal["terminated", "truncated", "cut", "interrupted"]
+MakeShown = Callable[[EnvConfig, str | None], Any]
+"""Makes one environment of a configuration, in one of its render modes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +118,18 @@ class Wishes:
                 raise ConfigError(reason)
 
 
-def play(env: EnvConfig, policy: Policy, version: int, wishes: Wishes) -> PlayResult:
+def play(
+    env: EnvConfig, policy: Policy, version: int, wishes: Wishes, make: MakeShown = make_single
+) -> PlayResult:
     """Play episodes with a policy; episode i is reset with ``seed + i``, and so is the baseline's."""
     _no_windows()
     notes: list[str] = []
-    look = _Look(env)
+    look = _Look(env, make)
     rival = None
     if wishes.against is not None:
         rival = _baseline(env, look.action_space, wishes.against, wishes.seed)
     film = look.film(wishes, notes)
-    stage = _Stage(env, look.ways(film, wishes.watch), notes)
+    stage = _Stage(env, look.ways(film, wishes.watch), notes, make)
     show = _Show(film, wishes.watch, wishes.fps or look.fps)
 
     def act(obs: Array) -> Any:
@@ -144,7 +148,7 @@ def play(env: EnvConfig, policy: Policy, version: int, wishes: Wishes) -> PlayRe
     if film is not None:
         result = replace(result, file=file, num_frames=film.num_frames)
     if rival is not None and not result.interrupted:
-        against = _play_rival(env, rival, wishes)
+        against = _play_rival(env, rival, wishes, make)
         result = replace(result, against=against, interrupted=against is None)
         if against is None:
             notes.append(f"interrupted while {wishes.against} played")
@@ -211,9 +215,9 @@ def _score(info: Mapping[str, Any], total: float) -> float:
     return float(score) if isinstance(score, int | float | np.number) else total
 
 
-def _play_rival(env: EnvConfig, rival: Player, wishes: Wishes) -> tuple[float, ...] | None:
+def _play_rival(env: EnvConfig, rival: Player, wishes: Wishes, make: MakeShown) -> tuple[float, ...] | None:
     """The scores of a baseline, unseen; None when it was interrupted."""
-    stage = _Stage(env, [None], [])
+    stage = _Stage(env, [None], [], make)
     try:
         games = _play_all(stage, rival, lambda: None, wishes, _Show(None, None, DEFAULT_FPS))
     finally:
@@ -253,10 +257,10 @@ class _Stage:
     draws from elsewhere than its seed, and is no longer shown.
     """
 
-    def __init__(self, env: EnvConfig, ways: Sequence[str | None], notes: list[str]) -> None:
+    def __init__(self, env: EnvConfig, ways: Sequence[str | None], notes: list[str], make: MakeShown) -> None:
         self._name = env.id
         self._first = ways[0]
-        self._envs = {way: make_single(env, way) for way in ways}
+        self._envs = {way: make(env, way) for way in ways}
         self._notes = notes
         space = self._envs[self._first].action_space
         self._is_scalar = isinstance(space, gymnasium.spaces.Discrete)
@@ -266,7 +270,8 @@ class _Stage:
         """Start an episode; returns observation and info."""
         results = {way: env.reset(seed=seed) for way, env in self._envs.items()}
         self._compare({way: result[0] for way, result in results.items()})
-        return results[self._first]
+        obs, info = results[self._first]
+        return obs, info
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, Mapping[str, Any]]:
         """Take one action; returns what Gymnasium's step does."""
@@ -295,7 +300,8 @@ class _Stage:
 
 
 def _are_equal(one: Array, other: Array) -> bool:
-    """Whether two observations are the same, NaN included."""
+    """Whether two observations are the same, NaN included; of a team's views, what agents see."""
+    one, other = (getattr(seen, "obs", seen) for seen in (one, other))
     is_float = np.issubdtype(np.asarray(one).dtype, np.inexact)
     return np.array_equal(one, other, equal_nan=is_float)
 
@@ -303,9 +309,10 @@ def _are_equal(one: Array, other: Array) -> bool:
 class _Look:
     """How an environment can be seen."""
 
-    def __init__(self, env: EnvConfig) -> None:
+    def __init__(self, env: EnvConfig, make: MakeShown) -> None:
         self._env = env
-        probe = make_single(env)
+        self._make = make
+        probe = make(env, None)
         modes, fps = probe.metadata.get("render_modes") or (), probe.metadata.get("render_fps")
         self.action_space = probe.action_space
         self.fps = float(min(fps, MAX_FPS)) if fps else DEFAULT_FPS
@@ -339,7 +346,7 @@ class _Look:
 
     def _blindness(self) -> str | None:
         """Why no picture can be made, found out by making one."""
-        env = make_single(self._env, "rgb_array")
+        env = self._make(self._env, "rgb_array")
         try:
             env.reset(seed=0)
             env.render()

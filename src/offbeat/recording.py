@@ -107,7 +107,7 @@ class _Files:
         self.stats = StatsLog(self.log, options.observe.stats_interval_s)
         self.sinks: SinkList = make_sinks(
             directory,
-            tensorboard=options.observe.tensorboard,
+            tensorboard=options.observe.tensorboard.enabled,
             use_wandb=options.observe.use_wandb,
             wandb_project=options.observe.wandb_project,
             name=options.summary.name,
@@ -190,6 +190,8 @@ class Recorder:
     def finished(self, finish: Finish) -> None:
         """The coordinator said that the run is over."""
         self._finish = finish
+        if self.last_metrics:
+            self.last_metrics = {**self.last_metrics, **self._nothing_left()}
 
     def close(self, error: BaseException | None, going_on: Restart | None = None) -> None:
         """Say how it ended and close the files, however it ended; ``going_on``: it is begun again."""
@@ -346,7 +348,7 @@ class Recorder:
         now_s, version = perf_counter(), self._coordinator.version
         self._count_skipped()
         system = self._system.read(now_s, tuple(pids.values()))
-        metrics = self._meter.round_metrics(now_s, self._view(), system)
+        metrics = self._meter.round_metrics(now_s, self._view(), system) | self._nothing_left()
         metrics.update(self._callbacks.on_round(RoundInfo(version, metrics)))
         self.last_metrics = metrics
         if self._files is not None:
@@ -355,6 +357,10 @@ class Recorder:
             self._files.sinks.write(version, metrics)
             self._files.stats.write_if_due(metrics, now_s)
         self._tell_faults()
+
+    def _nothing_left(self) -> dict[str, MetricValue]:
+        """What is true of a run that is over, also of one that ended before its last round."""
+        return {} if self._finish is None else {"time/eta_s": 0.0}
 
     def _view(self) -> PaceView:
         coordinator, counts = self._coordinator, self._coordinator.counts()

@@ -21,6 +21,7 @@ from offbeat.config.models import (
     RolloutConfig,
     RunSection,
     RuntimeConfig,
+    TensorBoardConfig,
     TrainerConfig,
 )
 from offbeat.errors import (
@@ -42,6 +43,7 @@ from offbeat.pacing.messages import (
     Evaluate,
     Event,
     Finish,
+    GatesSet,
     Issue,
     LaneLost,
     LaneReady,
@@ -96,6 +98,9 @@ _RUNTIMES: dict[str, Callable[[], Runtime]] = {
 }
 
 
+_QUIET = ObserveConfig(console="none", tensorboard=TensorBoardConfig(enabled=False))
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The sections of a configuration that are not about one algorithm or environment."""
@@ -104,7 +109,7 @@ class Settings:
     runtime: RuntimeConfig = field(default_factory=lambda: RuntimeConfig(kind="threads", num_workers=1))
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    observe: ObserveConfig = field(default_factory=lambda: ObserveConfig(console="none", tensorboard=False))
+    observe: ObserveConfig = field(default_factory=lambda: _QUIET)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
@@ -178,7 +183,7 @@ class Session:
         self._train_by_s = self._publish_by_s = math.inf
         self._evaluating: tuple[int, float] | None = None  # version, and when patience ends
         self._watch = LossWatch(self._settings.run.explosion_factor)
-        self._progress_s = self._begun_s = perf_counter()
+        self._progress_s = self._begun_s = self._left_s = perf_counter()
         self._wake_s: float | None = None
         self._stop_by_s = math.inf
         self._finish: Finish | None = None
@@ -186,6 +191,7 @@ class Session:
         self._going_on: Restart | None = None
         self.is_to_stop = False
         self.standing_requests: list[Event] = []
+        self._gates: GatesSet | None = None
 
     # ------------------------------------------------------------ life
 
@@ -211,6 +217,16 @@ class Session:
     def version(self) -> int:
         """Rounds trained so far."""
         return self._coordinator.version
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """What decides, to look at."""
+        return self._coordinator
+
+    @property
+    def metrics(self) -> dict[str, MetricValue]:
+        """What the newest round of this session measured; empty before the first."""
+        return self._recorder.last_metrics
 
     @property
     def losses(self) -> Sequence[Loss]:
@@ -239,6 +255,7 @@ class Session:
                 "collectors without a saved state start anew: their running episodes restart"
             )
         self._perform(self._coordinator.start(perf_counter()))
+        self._left_s = perf_counter()
 
     def _restore(self, saved: LoadedCheckpoint, rollback: int) -> None:
         if not rollback:
@@ -246,9 +263,11 @@ class Session:
         self._coordinator.load_state_dict(saved.parts["coordinator"], self._store.ready())
         self._lanes.load_state_dict(saved.parts["collectors"], rollback)
 
-    def step(self) -> None:
+    def step(self, at_most_s: float = _POLL_S) -> None:
         """Wait for something to happen, or for a time the coordinator asked for, and deal with it."""
-        asked_s, patience_s = perf_counter(), self._patience_s()
+        asked_s, patience_s = perf_counter(), self._patience_s(min(at_most_s, _POLL_S))
+        if (held_s := asked_s - self._left_s) > _AWAY_S:  # whoever drives this session did something else
+            self._shift_deadlines(held_s)
         happened = self._runtime.wait(patience_s)
         if (away_s := perf_counter() - asked_s - patience_s) > _AWAY_S:  # the whole machine slept, say
             self._shift_deadlines(away_s)
@@ -262,19 +281,25 @@ class Session:
             self._keep_request(request)
             if isinstance(request, StopRequested) and request.within_s is not None:
                 self._stop_by_s = min(self._stop_by_s, perf_counter() + request.within_s)
+            if isinstance(request, GatesSet):
+                self._progress_s = perf_counter()
             if self._finish is None:
                 self._tell(request)
         if self._wake_s is not None and perf_counter() >= self._wake_s:
             self._tell(Clock())
         self._start_lanes()
         self._check_deadlines(asked_s)
+        self._left_s = perf_counter()
 
     def _keep_request(self, request: Event) -> None:
         """What was asked for holds for the whole run, also when it is begun again."""
         if isinstance(request, StopRequested):
             self.is_to_stop = True
-        else:
-            self.standing_requests.append(request)
+            return
+        if isinstance(request, GatesSet):  # only the last one counts, and there is one in every step
+            self.standing_requests = [kept for kept in self.standing_requests if kept is not self._gates]
+            self._gates = request
+        self.standing_requests.append(request)
 
     def report(self) -> Report:
         """Sum the run up."""
@@ -296,6 +321,10 @@ class Session:
             digest=_digest(self._snapshot.state),
             losses=tuple(self._lanes.losses),
         )
+
+    def notice(self, text: str) -> None:
+        """Tell the user something that is worth a line."""
+        self._recorder.notice(text)
 
     def go_on(self, restart: Restart) -> None:
         """This session ends with an error that the run survives: it is begun again from a checkpoint."""
@@ -454,9 +483,11 @@ class Session:
 
     # ------------------------------------------------------------ deadlines
 
-    def _patience_s(self) -> float:
+    def _patience_s(self, most_s: float) -> float:
+        if self._job.requests:
+            return 0.0
         times_s = [time_s for time_s in (self._wake_s, self._lanes.next_due_s()) if time_s is not None]
-        return min(_POLL_S, max(0.0, min(times_s, default=math.inf) - perf_counter()))
+        return min(most_s, max(0.0, min(times_s, default=math.inf) - perf_counter()))
 
     def _shift_deadlines(self, by_s: float) -> None:
         """Nobody is to blame for time in which this process did not run either."""
@@ -521,7 +552,8 @@ class Session:
             is_over = now_s > self._train_by_s
             return f"a round took more than {limit_s:g} s (train_timeout_s): {waiting}" if is_over else None
         waits_since_s = max(self._progress_s, self._coordinator.warm_at_s)
-        if self._evaluating is None and now_s - waits_since_s > dial.batch_timeout:
+        is_over = self._evaluating is None and now_s - waits_since_s > dial.batch_timeout
+        if is_over and not self._coordinator.is_held:
             return f"nothing happened for {dial.batch_timeout:g} s (batch_timeout): {waiting}"
         return None
 

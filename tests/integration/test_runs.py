@@ -13,6 +13,7 @@ import pytest
 import offbeat
 from offbeat.errors import CheckpointError, ConfigError, ReplayError
 from offbeat.observe.events import read_events, read_rounds
+from tests.conftest import SMALL
 
 Run = Callable[..., Any]
 
@@ -20,8 +21,6 @@ Run = Callable[..., Any]
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The inline run at k = 0 that others are compared with."""
-    from tests.conftest import SMALL
-
     directory = tmp_path_factory.mktemp("reference") / "run"
     settings = {**SMALL, "run.dir": str(directory), "runtime.kind": "inline"}
     return offbeat.train("cartpole-ppo", overrides=settings)
@@ -30,6 +29,34 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("kind", ["threads", "processes"])
 def test_every_runtime_reaches_the_same_weights(kind: str, small_run: Run, reference: Any) -> None:
     assert small_run({"runtime.kind": kind}).digest == reference.digest
+
+
+def test_eval_only_gives_what_eval_gives_and_changes_nothing(
+    small_run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from offbeat.cli.main import main
+
+    directory = small_run({"runtime.kind": "inline"}).run_dir
+
+    def judged(*arguments: str) -> Any:
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments, "--json"])
+        assert ended.value.code == 0
+        return json.loads(capfd.readouterr().out)
+
+    before = {path: path.stat().st_mtime_ns for path in sorted(directory.rglob("*"))}
+    expected = judged("eval", str(directory), "--episodes", "3")
+    assert expected["metrics"]["eval/episodes"] == 3
+    small = [f"{key}={json.dumps(value)}" for key, value in SMALL.items()]
+    more = ["eval.episodes=3", "--eval-only"]
+    assert judged("resume", str(directory), *more) == expected
+    assert judged("train", "cartpole-ppo", *small, f"run.dir={directory}", *more) == expected
+    assert {path: path.stat().st_mtime_ns for path in sorted(directory.rglob("*"))} == before
+
+
+def test_an_evaluation_refuses_settings_that_make_it_another_run(reference: Any) -> None:
+    with pytest.raises(ConfigError, match=r"env\.id cannot change"):
+        offbeat.evaluate(reference.run_dir, overrides={"env.id": "Acrobot-v1"})
 
 
 def test_digest_depends_on_the_seed(small_run: Run, reference: Any) -> None:
@@ -52,6 +79,28 @@ def test_stopped_and_resumed_run_ends_where_the_other_does(small_run: Run, refer
     stopped = small_run({"runtime.kind": "processes"}, name="stopped", callbacks=[StopAtThree()])
     assert stopped.rounds == 3
     assert offbeat.resume(stopped.run_dir).digest == reference.digest
+
+
+@pytest.mark.parametrize("kind", ["inline", "threads"])
+@pytest.mark.parametrize("how", ["stop", "finish"])
+def test_nothing_is_left_of_a_run_that_ends_early(how: str, kind: str, small_run: Run) -> None:
+    class EndAtThree(offbeat.Callback):
+        def on_start(self, info: Any) -> None:
+            self.end = getattr(info, how)
+
+        def on_round(self, info: Any) -> None:
+            if info.version == 3:
+                self.end("good enough")
+
+        def on_finish(self, info: Any) -> None:
+            self.last = info.metrics
+
+    callback = EndAtThree()
+    result = small_run({"runtime.kind": kind}, rounds=50, callbacks=[callback])
+    assert result.rounds in (3, 4)  # the next round may have begun before the wish was heard
+    assert result.metrics["time/eta_s"] == callback.last["time/eta_s"] == 0.0
+    rounds = read_rounds(result.run_dir / "events.jsonl")
+    assert rounds[1]["metrics"]["time/eta_s"] > 0.0
 
 
 def test_run_killed_before_its_first_checkpoint_starts_again(small_run: Run, reference: Any) -> None:

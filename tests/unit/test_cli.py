@@ -21,6 +21,8 @@ from offbeat.cli.doctor import advice
 from offbeat.cli.main import VERBS, main
 from offbeat.cli.output import show_table
 from offbeat.cli.summary import summary_rows
+from offbeat.cli.supervise import is_wanted
+from offbeat.config.loader import dump_yaml
 from offbeat.errors import ConfigError, OffbeatError, StallError
 from offbeat.lanes import Loss
 from offbeat.observe.events import EventLog
@@ -237,8 +239,60 @@ def test_errors_become_a_message_and_an_exit_code(
 def test_eval_passes_its_options_on(api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     api.answers["evaluate"] = lambda: {"eval/return_mean": 99.5}
     assert run("eval", "runs/x", "--episodes", "3", "--seed", "4", "--best", "--json") == 0
-    assert api.seen == [("evaluate", ("runs/x",), {"episodes": 3, "seed": 4, "best": True})]
+    assert api.seen == [
+        ("evaluate", ("runs/x",), {"episodes": 3, "seed": 4, "best": True, "overrides": None})
+    ]
     assert json.loads(capsys.readouterr().out)["eval_return"] == 99.5
+
+
+def test_resume_eval_only_is_eval(api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    api.answers["evaluate"] = lambda: {"eval/return_mean": 99.5}
+    assert run("resume", "runs/x", "eval.episodes=3", "--eval-only", "--json") == 0
+    options = {"episodes": None, "seed": None, "best": False, "overrides": ["eval.episodes=3"]}
+    assert api.seen == [("evaluate", ("runs/x",), options)]
+    values = json.loads(capsys.readouterr().out)
+    assert run("eval", "runs/x", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == values
+
+
+def test_train_eval_only_judges_the_run_it_names_with_the_evaluation_it_is_given(
+    api: Calls, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    config = offbeat.load_config("cartpole-ppo", ["eval.deterministic=false"])
+    (tmp_path / "config.yaml").write_text(dump_yaml(config))
+    api.answers["evaluate"] = lambda: {"eval/return_mean": 99.5}
+    settings = [f"run.dir={tmp_path}", "lr=1e-2", "eval.episodes=3"]
+    assert run("train", "cartpole-ppo", *settings, "--eval-only") == 0
+    ((verb, args, options),) = api.seen
+    assert (verb, args) == ("evaluate", (str(tmp_path),))
+    assert options["overrides"] == {"eval.episodes": 3, "eval.deterministic": True}
+    assert f"evaluation of {tmp_path}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("settings", "fix"),
+    [
+        ([], "name its directory with run.dir=RUN, or use `offbeat eval RUN`"),
+        (["run.dir=nowhere"], "run.dir nowhere holds none: train it without --eval-only first"),
+        (["run.dir={there}", "env.id=Acrobot-v1"], "a run of ppo on CartPole-v1, not of ppo on Acrobot-v1"),
+    ],
+)
+def test_train_eval_only_needs_a_run_that_is_there(
+    api: Calls, tmp_path: Path, capfd: pytest.CaptureFixture[str], settings: list[str], fix: str
+) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    (tmp_path / "config.yaml").write_text(dump_yaml(offbeat.load_config("cartpole-ppo")))
+    given = [setting.format(there=tmp_path) for setting in settings]
+    assert run("train", "cartpole-ppo", *given, "--eval-only") == 2
+    assert fix in capfd.readouterr().err
+    assert api.seen == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="runs have a guard on Linux only")
+def test_a_run_that_is_only_judged_has_no_guard() -> None:
+    assert is_wanted(["resume", "runs/x"])
+    assert not is_wanted(["resume", "runs/x", "--eval-only"])
 
 
 @pytest.mark.parametrize("score", [None, 3.0])
@@ -401,7 +455,7 @@ def test_looking_at_things_needs_no_torch(arguments: list[str]) -> None:
 
 def test_public_names_are_fixed() -> None:
     assert sorted(offbeat.__all__) == [
-        "Batch", "Callback", "PerWorker", "Pipeline", "PlayResult", "Result", "Segment", "Ticket",
+        "Batch", "Callback", "PerWorker", "Pipeline", "PlayResult", "Result", "Segment", "SyncRun", "Ticket",
         "__version__", "digest", "evaluate", "load_config", "play", "replay_run", "resume", "train",
     ]  # fmt: skip
     assert set(offbeat.__all__) <= set(dir(offbeat))

@@ -16,7 +16,14 @@ from offbeat.config.errors import ConfigProblems, Problem, did_you_mean
 from offbeat.config.fields import allowed
 from offbeat.config.layers import parse_value
 from offbeat.config.loader import dump_yaml, load_config
-from offbeat.config.models import AlgorithmConfig, EnvConfig, RunConfig, Section
+from offbeat.config.models import (
+    AlgorithmConfig,
+    EnvConfig,
+    ObserveConfig,
+    RunConfig,
+    Section,
+    TensorBoardConfig,
+)
 from offbeat.config.plan import describe, plan, remarks, staleness_bound
 from offbeat.config.recipes import RecipeBook
 from offbeat.config.reference import render, shipped_algorithms
@@ -189,6 +196,13 @@ def test_problems_come_in_the_order_of_the_lines(files: Files) -> None:
         ("algorithm.name=3", "is required: the name of an algorithm (`offbeat list`)"),
         ("runtime.kind=process", "must be one of inline, threads, processes, ray"),
         ("off_policy_degre=1", "unknown key; did you mean async_training.off_policy_degree?"),
+        (
+            "observe.tensorboard=yes",
+            "must be true or false or null, or a mapping with enabled, serve, port",
+        ),
+        ("observe.tensorboard.enabled=yes", "must be true or false or null"),
+        ("observe.tensorboard.port=0", "must be a whole number, at least 1, at most 65535, or null"),
+        ("observe.tensorboard.serv=true", "unknown key; did you mean serve?"),
         ("extends=pole-learner", None),
     ],
 )
@@ -502,6 +516,11 @@ def test_config_made_in_python_is_checked_and_overridden(files: Files) -> None:
             "set it to 2 or less",
         ),
         (["algorithm.lr=2"], "algorithm.lr", "too high for so many rounds"),
+        (
+            ["observe.tensorboard.enabled=false", "observe.tensorboard.serve=true"],
+            "observe.tensorboard.serve",
+            "set enabled to true, or serve to false",
+        ),
     ],
 )
 def test_combinations_that_cannot_run(files: Files, overrides: list[str], key: str, fix: str) -> None:
@@ -526,6 +545,29 @@ def test_combinations_that_cannot_run(files: Files, overrides: list[str], key: s
 )
 def test_combinations_on_the_edge_can_run(files: Files, overrides: list[str]) -> None:
     files.recipe(*overrides)
+
+
+@pytest.mark.parametrize("value", [True, False, None])
+def test_a_bare_value_stands_for_the_whole_section_of_tensorboard(files: Files, value: bool | None) -> None:
+    text = {True: "true", False: "false", None: "null"}[value]
+    meant = TensorBoardConfig(enabled=value)
+    assert files.recipe(f"observe.tensorboard={text}").observe.tensorboard == meant
+    assert files.recipe(f"tensorboard={text}").observe.tensorboard == meant
+    assert files.load(EXTENDS + f"observe:\n  tensorboard: {text}\n").observe.tensorboard == meant
+    assert files.load(EXTENDS + f"tensorboard: {text}\n").observe.tensorboard == meant
+    made = load_config(files.recipe(), {"observe.tensorboard": value}, algorithm_model=model)
+    assert made.observe.tensorboard == meant
+    assert ObserveConfig.model_validate({"tensorboard": value}).tensorboard == meant
+
+
+def test_what_is_written_later_about_tensorboard_wins(files: Files) -> None:
+    served = EXTENDS + "observe:\n  tensorboard:\n    serve: true\n    port: 6006\n"
+    assert files.load(served).observe.tensorboard == TensorBoardConfig(serve=True, port=6006)
+    assert files.load(served, ["tensorboard=false"]).observe.tensorboard == TensorBoardConfig(enabled=False)
+    assert files.load(served, ["observe.tensorboard.port=7007"]).observe.tensorboard.serve
+    refused = EXTENDS + "observe:\n  tensorboard: false\n"
+    found = files.load(refused, ["observe.tensorboard.serve=true"]).observe.tensorboard
+    assert found == TensorBoardConfig(serve=True)
 
 
 def test_conflict_is_reported_where_the_user_wrote_last(files: Files) -> None:

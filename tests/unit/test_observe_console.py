@@ -1,5 +1,6 @@
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -104,6 +105,23 @@ def test_plain_lines_come_at_intervals_and_at_what_is_worth_telling() -> None:
         f"[ 11/100]  {line}",
         "finished at version 11 after 1:01: all rounds trained",
     ]
+
+
+@pytest.mark.parametrize(("kind", "left"), [("plain", "left at most 0:46"), ("rich", "at most 0:46 left")])
+def test_what_is_left_is_a_bound_where_a_goal_may_end_the_run(
+    kind: str, left: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream, summary = Terminal(), replace(SUMMARY, stop_return=475.0)
+    console = make_console(kind, summary, stream=stream)
+    console.on_start(RunInfo(summary, RunControl(print, print, print)))
+    console.on_round(RoundInfo(8, METRICS))
+    assert left in stream.getvalue()
+    console.on_finish(FinishInfo(8, "good enough", 1.0, {**METRICS, "time/eta_s": 0.0}))
+    assert "0:00" in stream.getvalue()
+    assert "at most 0:00" not in stream.getvalue()
 
 
 def test_a_failed_run_says_so() -> None:

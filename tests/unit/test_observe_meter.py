@@ -337,6 +337,49 @@ def test_counters_survive_a_checkpoint() -> None:
     assert resumed.round_metrics(502.0, view())["time/round_s"] == pytest.approx(2.0)
 
 
+def rounds_of(meter: PaceMeter, seconds: list[float], begin_s: float = 0.0, first: int = 0) -> float:
+    """Train rounds that take so long one after the other; return when the last one ends."""
+    for number, took_s in enumerate(seconds, start=first):
+        meter.issued(ticket(number), begin_s)
+        train(meter, begin_s, begin_s + took_s)
+        begin_s += took_s
+    return begin_s
+
+
+def eta_s(meter: PaceMeter, now_s: float, rounds_left: int) -> float:
+    return meter.round_metrics(now_s, view(version=3, rounds=3 + rounds_left))["time/eta_s"]
+
+
+def test_the_time_left_is_that_of_as_many_rounds_as_are_left() -> None:
+    meter = PaceMeter(num_lanes=1)
+    end_s = rounds_of(meter, [2.0, 4.0])
+    assert eta_s(meter, end_s, rounds_left=10) == pytest.approx(30.0)
+    assert eta_s(meter, end_s, rounds_left=0) == 0.0
+
+
+def test_the_start_of_the_collectors_is_no_part_of_the_speed() -> None:
+    meter = PaceMeter(num_lanes=1)
+    meter.published(0, 0.1, 1.0)
+    end_s = rounds_of(meter, [2.0, 2.0], begin_s=101.0)
+    assert meter.round_metrics(end_s, view())["time/elapsed_s"] == pytest.approx(104.0)
+    assert eta_s(meter, end_s, rounds_left=10) == pytest.approx(20.0)
+
+
+def test_a_resumed_run_believes_in_its_own_speed_after_a_few_rounds() -> None:
+    before = PaceMeter(num_lanes=1)
+    rounds_of(before, [10.0] * 50)
+    meter = PaceMeter(num_lanes=1)
+    meter.load_state_dict(before.state_dict())
+    meter.published(50, 0.1, 1000.0)
+    assert eta_s(meter, 1000.0, rounds_left=10) == pytest.approx(100.0), "all it knows yet"
+    now_s = rounds_of(meter, [1.0] * 4, begin_s=1030.0, first=50)
+    assert eta_s(meter, now_s, rounds_left=10) > 90.0
+    now_s = rounds_of(meter, [1.0], begin_s=now_s, first=54)
+    assert eta_s(meter, now_s, rounds_left=10) == pytest.approx(10.0)
+    now_s = rounds_of(meter, [3.0] * 5, begin_s=now_s, first=55)
+    assert eta_s(meter, now_s, rounds_left=10) == pytest.approx(20.0)
+
+
 @given(
     lanes=st.lists(
         st.lists(st.tuples(st.floats(0, 5), st.floats(0.01, 5)), min_size=1, max_size=6),

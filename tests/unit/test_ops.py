@@ -87,6 +87,50 @@ def test_value_gradient_is_that_of_autograd(clipped, weighted):
     torch.testing.assert_close(gradient, values.grad)
 
 
+@pytest.mark.parametrize("clipped", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("delta", [0.3, 1.0, 100.0])
+def test_huber_gradient_is_that_of_autograd(clipped, weighted, delta):
+    values, targets, old_values, weights = random_tensors(4)
+    weights = weights.exp() if weighted else None
+    values.requires_grad_()
+
+    def huber(estimates):
+        return torch.nn.functional.huber_loss(estimates, targets, reduction="none", delta=delta)
+
+    errors = huber(values)
+    if clipped:
+        errors = torch.maximum(errors, huber(old_values + (values - old_values).clamp(-CLIP, CLIP)))
+    expected = (errors * (weights if weighted else 1)).mean()
+    expected.backward()
+    loss, gradient = value_loss(
+        values.detach(),
+        targets,
+        old_values=old_values if clipped else None,
+        clip_coef=CLIP,
+        weights=weights,
+        huber_delta=delta,
+    )
+    torch.testing.assert_close(loss, expected.detach())
+    torch.testing.assert_close(gradient, values.grad)
+
+
+def test_huber_by_hand():
+    values, targets = torch.tensor([0.0, 3.0, -5.0]), torch.tensor([1.0, 0.0, 0.0])
+    loss, gradient = value_loss(values, targets, huber_delta=2.0)
+    # 1 / 2;  2 (3 - 1);  2 (5 - 1)
+    assert loss.item() == pytest.approx((0.5 + 4 + 8) / 3)
+    np.testing.assert_allclose(gradient.numpy(), np.array([-1, 2, -2]) / 3, rtol=1e-6)
+
+
+def test_small_errors_do_not_notice_the_delta():
+    values, targets, old_values, weights = random_tensors(4)
+    given = {"old_values": old_values, "clip_coef": CLIP, "weights": weights.exp()}
+    plain = value_loss(values, targets, **given)
+    huber = value_loss(values, targets, **given, huber_delta=1e6)
+    assert torch.equal(plain[0], huber[0]) and torch.equal(plain[1], huber[1])
+
+
 def test_effective_sample_size():
     assert effective_sample_size(np.full(10, 3.0, np.float32)) == pytest.approx(1.0)
     assert effective_sample_size(np.array([90, 0, 0, 0], np.float32)) == pytest.approx(0.25)

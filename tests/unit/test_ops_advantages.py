@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.ops.advantages import discounted_returns, gae, off_policy_gae, vtrace
+from offbeat.ops.advantages import discounted_returns, gae, gae_to_next, off_policy_gae, vtrace
 
 GAMMA, LAMBDA = 0.9, 0.8
 NEVER = np.zeros((3, 1), bool)
@@ -167,3 +167,92 @@ def test_discounted_returns_start_anew_after_an_end():
     ended = np.array([[False], [True], [False]])
     stream = discounted_returns(rewards, ended, np.array([10], np.float32), gamma=0.5)
     np.testing.assert_allclose(stream[:, 0], [6, 4, 1])
+
+
+@given(st.integers(0, 2**32 - 1), st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_gae_to_next_with_the_following_values_is_gae(seed, with_ratios):
+    (rewards, values, terminated, truncated, valid), ratios = random_segment(seed)
+    decay = {"gamma": GAMMA, "gae_lambda": LAMBDA}
+    extra = {"ratios": ratios, "c_bar": 0.9} if with_ratios else {}
+    advantages, targets = gae_to_next(
+        rewards, values[:-1], values[1:], terminated, terminated | truncated, valid, **decay, **extra
+    )
+    flags = (terminated, truncated, valid)
+    if with_ratios:
+        expected = off_policy_gae(rewards, values, *flags, ratios, **decay, c_bar=0.9)
+    else:
+        expected = gae(rewards, values, *flags, **decay)
+    np.testing.assert_array_equal(advantages, expected[0])
+    np.testing.assert_array_equal(targets, np.where(valid, expected[1], 0))
+    assert advantages.dtype == targets.dtype == np.float32
+
+
+def test_gae_to_next_takes_the_values_it_is_given():
+    rewards, values, after = column(1, 2, 3), column(0.5, 1, 1.5), column(10, 20, 30)
+    ended = np.array([[False], [True], [True]])
+    terminated = np.array([[False], [False], [True]])
+    advantages, targets = gae_to_next(
+        rewards, values, after, terminated, ended, ALWAYS, gamma=GAMMA, gae_lambda=LAMBDA
+    )
+    # deltas: 1 + 9 - .5 = 9.5;  2 + 18 - 1 = 19, where the trace ends;  3 - 1.5, where there is no future
+    np.testing.assert_allclose(advantages[:, 0], [9.5 + 0.72 * 19, 19, 1.5], rtol=1e-6)
+    np.testing.assert_allclose(targets[:, 0], [9.5 + 0.72 * 19 + 0.5, 20, 3], rtol=1e-6)
+
+
+@pytest.mark.parametrize("with_ratios", [False, True])
+def test_gae_to_next_serves_several_agents_with_one_value(with_ratios):
+    (rewards, values, terminated, truncated, _), _ = random_segment(2)
+    num_agents = 3
+    rng = np.random.default_rng(0)
+    shape = (*rewards.shape, num_agents)
+    each = rng.normal(size=shape).astype(np.float32)
+    alive = rng.random(shape) > 0.3
+    ratios = np.exp(rng.normal(size=shape)).astype(np.float32) if with_ratios else None
+    ended = terminated | truncated
+    decay = {"gamma": GAMMA, "gae_lambda": LAMBDA}
+    together = gae_to_next(
+        each, *(part[..., None] for part in (values[:-1], values[1:], terminated, ended)), alive,
+        **decay, ratios=ratios,
+    )  # fmt: skip
+    for agent in range(num_agents):
+        own = None if ratios is None else ratios[..., agent]
+        alone = gae_to_next(
+            each[..., agent],
+            values[:-1],
+            values[1:],
+            terminated,
+            ended,
+            alive[..., agent],
+            **decay,
+            ratios=own,
+        )
+        for left, right in zip(together, alone, strict=True):
+            np.testing.assert_array_equal(left[..., agent], right)
+
+
+def test_gae_to_next_with_one_reward_for_all_heads():
+    rewards, values = column(1, 2, 3)[..., None], np.ones((3, 1, 4), np.float32)
+    flags = [flag[..., None] for flag in (NEVER, NEVER, ALWAYS)]
+    advantages, targets = gae_to_next(rewards, values, values, *flags, gamma=GAMMA, gae_lambda=LAMBDA)
+    assert advantages.shape == targets.shape == (3, 1, 4)
+    np.testing.assert_array_equal(advantages, np.broadcast_to(advantages[..., :1], advantages.shape))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_gae_to_next_does_not_look_at_what_does_not_count(seed):
+    (rewards, values, terminated, truncated, valid), ratios = random_segment(seed)
+    decay = {"gamma": GAMMA, "gae_lambda": LAMBDA}
+    arrays = (rewards, values[:-1], values[1:])
+    spoilt = [np.where(valid, array, np.nan) for array in arrays]
+    spoilt[2] = np.where(terminated, np.nan, spoilt[2])
+    flags = (terminated, terminated | truncated, valid)
+    for extra in ({}, {"ratios": ratios}):
+        bad = {name: np.where(valid, array, np.nan) for name, array in extra.items()}
+        for left, right in zip(
+            gae_to_next(*arrays, *flags, **decay, **extra),
+            gae_to_next(*spoilt, *flags, **decay, **bad),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(left, right)
+            assert not left[~valid].any()

@@ -19,6 +19,7 @@ from offbeat.pacing.messages import (
     Evaluate,
     Event,
     Finish,
+    GatesSet,
     Issue,
     LaneLost,
     LaneReady,
@@ -92,6 +93,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.published = -1
         self.evaluating: Evaluate | None = None
         self.finish: Finish | None = None
+        self.gates = GatesSet()
         self.take(coordinator.start(self.now_s))
 
     # ------------------------------------------------------------ carrying out actions
@@ -125,6 +127,8 @@ class AnyOrder(RuleBasedStateMachine):
             before = self.tickets[ticket.number]
             assert (ticket.deadline, ticket.attempt) == (before.deadline, before.attempt + 1)
         else:
+            until, next_round = self.gates.until, self.coordinator.next_round
+            assert self.gates.collect or (until is not None and next_round < until)
             assert ticket.number == len(self.tickets)
             self.born_under[ticket.number] = ticket.deadline - ticket.version
         self.tickets[ticket.number] = ticket
@@ -132,6 +136,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def take_round(self, action: Train) -> None:
         assert self.training is None
+        assert self.gates.until is None or action.version < self.gates.until
         assert len(set(action.tickets)) == self.config.segments_per_round
         for number in action.tickets:
             assert action.version - self.ready[number] <= self.born_under[number]
@@ -214,6 +219,12 @@ class AnyOrder(RuleBasedStateMachine):
         if self.config.publish_interval <= degree + 1:
             self.tell(DialTurned(degree))
 
+    @rule(collect=st.booleans(), rounds=st.none() | st.integers(0, 2))
+    def gates_are_set(self, collect: bool, rounds: int | None) -> None:
+        until = None if rounds is None else self.coordinator.version + rounds
+        self.gates = GatesSet(collect, until)
+        self.tell(self.gates)
+
     def waiting_to_be_trained(self) -> list[int]:
         training = self.training.tickets if self.training else ()
         return sorted(set(self.ready) - set(training))
@@ -265,7 +276,16 @@ class AnyOrder(RuleBasedStateMachine):
         under_way = self.running or self.training or self.publishing or self.evaluating
         all_up = len(self.up) == self.config.num_lanes
         if all_up and not under_way and self.finish is None:
-            assert self.coordinator.wake_at_s(self.now_s) is not None
+            is_awaited = self.coordinator.wake_at_s(self.now_s) is not None
+            assert is_awaited or (self.coordinator.is_held and self.gates != GatesSet())
+
+    @invariant()
+    def a_held_run_goes_on_when_its_gates_are_opened(self) -> None:
+        if self.coordinator.is_held and len(self.up) == self.config.num_lanes:
+            assert not (self.running or self.training or self.publishing or self.evaluating)
+            self.gates = GatesSet()
+            self.tell(self.gates)
+            assert self.running or self.training
 
     @invariant()
     def the_end_is_complete(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from offbeat.pacing import Coordinator, PaceConfig
 from offbeat.pacing.books import BOUND, CONSERVATION, CONTRACT, DEADLOCK, KINDS
-from offbeat.pacing.messages import Action, Issue
+from offbeat.pacing.messages import Action, Clock, Event, GatesSet, Issue
 from offbeat.pacing.schedules import Faults, Schedule, draw_schedule
 from offbeat.pacing.simulate import (
     RULES,
@@ -55,6 +55,10 @@ def test_schedules_are_as_wild_as_promised() -> None:
     assert any(s.faults.loss > 0.4 for s in schedules)
     assert any(s.faults.stop_at_s is not None and s.faults.resume_after_stop for s in schedules)
     assert any(degree == -1 for s in schedules for _, degree in s.dial_turns)
+    assert any(config.stepwise and config.mode == "replay" for config in configs)
+    assert any(s.config.stepwise and s.closings and s.faults.crashes for s in schedules)
+    closings = [closing for s in schedules for closing in s.closings]
+    assert {(one.collect, one.rounds is None) for one in closings} == {(a, b) for a in (0, 1) for b in (0, 1)}
 
 
 def test_the_same_seed_gives_the_same_totals_in_one_process_or_two() -> None:
@@ -155,9 +159,41 @@ class Deaf(Coordinator):
         self._publishing.retry_at_s = None
 
 
+class Gateless(Coordinator):
+    """Issues tickets however the gates stand."""
+
+    def _may_collect(self) -> bool:
+        return True
+
+
+class Impatient(Coordinator):
+    """Trains rounds that nobody has asked for."""
+
+    def _may_begin_round(self) -> bool:
+        return True
+
+
+class Shut(Coordinator):
+    """Closes gates and does not open them again."""
+
+    def handle(self, event: Event, now_s: float) -> list[Action]:
+        is_deaf = isinstance(event, GatesSet) and event == GatesSet()
+        return super().handle(Clock() if is_deaf else event, now_s)
+
+
+class Unhelpful(Coordinator):
+    """Does not collect what an open round needs when collecting is closed."""
+
+    def _may_collect(self) -> bool:
+        return self._gates.collect
+
+
 @pytest.mark.parametrize(
     ("broken", "kind"),
     [
+        (Gateless, CONTRACT),
+        (Impatient, CONTRACT),
+        (Shut, DEADLOCK),
         (WithoutAssertion, BOUND),
         (Hasty, BOUND),
         (Forgetful, DEADLOCK),
@@ -170,6 +206,18 @@ class Deaf(Coordinator):
 def test_the_books_find_a_broken_coordinator(broken: type[Coordinator], kind: str) -> None:
     found = run(broken).totals
     assert found[kind] > 0
+
+
+def test_a_step_that_dies_is_done_again_from_the_checkpoint_on_although_collecting_is_closed() -> None:
+    """Round 3 is trained from 7 s to 8 s, with closed gates; it goes on from version 2."""
+    config = PaceConfig(rounds=6, segments_per_round=2, num_lanes=2, checkpoint_interval=2, stepwise=True)
+    schedule = Schedule(config, 0, collect_s=(1.0, 1.0), faults=Faults(crashes=(7.5,)))
+    simulation = Simulation(schedule)
+    simulation.run()
+    assert simulation.totals["resumes"] == 1
+    assert simulation.totals["rounds"] == 6 + 1
+    assert simulation.totals["steps"] == 6
+    assert run_schedule(schedule, Unhelpful).totals[DEADLOCK] == 1
 
 
 # ---------------------------------------------------------------- command line

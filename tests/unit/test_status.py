@@ -125,6 +125,14 @@ def test_running_run_tells_pid_speed_and_what_is_left(write: Write, held: None) 
     assert f"pole: running (pid {os.getpid()})" in text
     assert "10 of 110" in text
     assert "at most 2 so far, k = 2 now" in text
+    assert "3:20 min" in text
+    assert "at most 3:20 min" not in text
+
+
+def test_what_is_left_of_a_run_with_a_goal_is_a_bound(write: Write, held: None) -> None:
+    directory = write(BEGUN, *(trained(20 - 2 * i, i + 1) for i in range(10)))
+    (directory / "resolved.yaml").write_text("run:\n  rounds: 110\n  stop_return: 475.0\n")
+    assert "at most 3:20 min" in shown(look(directory, NOW_S))
 
 
 def test_looking_leaves_the_lock_to_others(write: Write) -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 BUILTIN = {
     "ppo": "offbeat.algorithms.ppo:ALGORITHM",
     "ppo_per": "offbeat.algorithms.ppo_per:ALGORITHM",
+    "mappo": "offbeat.algorithms.mappo:ALGORITHM",
+    "hmasd": "offbeat.algorithms.hmasd:ALGORITHM",
 }
 """Name to ``module:attribute`` of the algorithms that come with offbeat."""
 GROUP = "offbeat.algorithms"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from offbeat.config.models import AlgorithmConfig, RunConfig
+from offbeat.config.models import AlgorithmConfig, EnvConfig, RunConfig
+from offbeat.envs.judged import EnvLook
+from offbeat.envs.make import make_single
 from offbeat.roles import Collector, Evaluator, Learner, PerWorker, Ranks
 from offbeat.types import Array
 
@@ -56,7 +58,9 @@ class Algorithm:
 
     ``check`` looks at what only a try can tell, such as whether the environment can be made, before a run
     leaves any trace; it raises an error that names the fix. ``facts`` are told by ``offbeat check`` and when
-    a run starts: by name, what is worth knowing before, such as the memory that a replay takes.
+    a run starts: by name, what is worth knowing before, such as the memory that a replay takes. ``look``
+    makes one environment and says what networks are fitted to; None for algorithms without environments.
+    ``show`` makes one environment in a render mode, for `offbeat play`.
     """
 
     name: str
@@ -64,3 +68,5 @@ class Algorithm:
     build: Callable[[RunConfig], Roles]
     check: Callable[[RunConfig], None] | None = None
     facts: Callable[[RunConfig], Mapping[str, str]] | None = None
+    look: Callable[[EnvConfig], EnvLook] | None = None
+    show: Callable[[EnvConfig, str | None], Any] = make_single

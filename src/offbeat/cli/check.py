@@ -13,9 +13,6 @@ from offbeat.errors import ConfigError, EnvError
 if TYPE_CHECKING:
     from offbeat.config.models import RunConfig
 
-_SCALARS_BYTES = 16
-"""Reward, value, log-probability and flags of a step, roughly."""
-
 
 def check(
     source: Annotated[str, typer.Argument(metavar="RECIPE|FILE", help="A recipe's name or a YAML file.")],
@@ -29,7 +26,7 @@ def check(
         from offbeat.observe import check_sinks
 
         config = offbeat.load_config(source, overrides or [])
-        check_sinks(tensorboard=config.observe.tensorboard, use_wandb=config.observe.use_wandb)
+        check_sinks(config.observe)
         step_bytes, facts = probe_step_bytes(config), probe_algorithm(config)
         print(describe(config, step_bytes, facts))
         report.values.update(
@@ -41,19 +38,18 @@ def check(
 
 def probe_step_bytes(config: RunConfig) -> int:
     """Make one environment, and guess the size of one of its steps in a segment."""
-    import numpy as np
-
-    from offbeat.envs import make_world
+    from offbeat import algorithms
     from offbeat.envs.judged import check_eval_env
 
+    look = algorithms.find(config.algorithm.name).look
+    if look is None:
+        return 0
     try:
-        world = make_world(config.env, 1)
-        check_eval_env(config)
+        seen = look(config.env)
+        check_eval_env(config, look)
     except EnvError as error:
         raise ConfigError(f"env.id = {config.env.id!r}: {error}") from error
-    samples = (world.single_observation_space.sample(), world.single_action_space.sample())
-    world.close()
-    return sum(np.asarray(sample).nbytes for sample in samples) + _SCALARS_BYTES
+    return seen.step_bytes
 
 
 def probe_algorithm(config: RunConfig) -> dict[str, str]:

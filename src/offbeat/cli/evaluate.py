@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from offbeat.cli.output import JsonFlag, reporting, show_table
+from offbeat.cli.output import JsonFlag, Report, reporting, show_table
 from offbeat.cli.resume import RunDirectory
 
 
@@ -22,13 +23,26 @@ def evaluate(
 ) -> None:
     """Evaluate the weights of a run."""
     with reporting(as_json) as report:
-        from offbeat import api
-        from offbeat.checkpoint import CheckpointManager
+        judge(run, report, episodes=episodes, seed=seed, best=best)
 
-        metrics = api.evaluate(run, episodes=episodes, seed=seed, best=best)
-        if best and CheckpointManager(Path(run) / "checkpoints").best() is None:
-            note = "no checkpoint of this run has a score (eval.interval_rounds), so the newest was judged"
-            print(f"note: {note}")
-            report.values["note"] = note
-        show_table(f"evaluation of {run}", {name: f"{value:g}" for name, value in metrics.items()})
-        report.values.update(run_dir=run, metrics=metrics, eval_return=metrics.get("eval/return_mean"))
+
+def judge(
+    run: str,
+    report: Report,
+    *,
+    episodes: int | None = None,
+    seed: int | None = None,
+    best: bool = False,
+    overrides: Mapping[str, object] | Sequence[str] | None = None,
+) -> None:
+    """Evaluate the weights of a run, show what came of it and fill in what ``--json`` prints."""
+    from offbeat import api
+    from offbeat.checkpoint import CheckpointManager
+
+    metrics = api.evaluate(run, episodes=episodes, seed=seed, best=best, overrides=overrides)
+    if best and CheckpointManager(Path(run) / "checkpoints").best() is None:
+        note = "no checkpoint of this run has a score (eval.interval_rounds), so the newest was judged"
+        print(f"note: {note}")
+        report.values["note"] = note
+    show_table(f"evaluation of {run}", {name: f"{value:g}" for name, value in metrics.items()})
+    report.values.update(run_dir=run, metrics=metrics, eval_return=metrics.get("eval/return_mean"))

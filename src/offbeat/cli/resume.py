@@ -7,19 +7,28 @@ from typing import Annotated
 import typer
 
 from offbeat.cli.output import JsonFlag, reporting
-from offbeat.cli.train import Overrides
+from offbeat.cli.train import EvalOnly, Overrides
 
 RunDirectory = Annotated[str, typer.Argument(metavar="RUN", help="The directory of a run.")]
 """The run that a verb works on."""
 
 
 def resume(
-    context: typer.Context, run: RunDirectory, overrides: Overrides = None, as_json: JsonFlag = False
+    context: typer.Context,
+    run: RunDirectory,
+    overrides: Overrides = None,
+    eval_only: EvalOnly = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Go on with a run from its last checkpoint."""
     from offbeat.cli.summary import finish
 
     with reporting(as_json) as report:
+        if eval_only:
+            from offbeat.cli.evaluate import judge
+
+            judge(run, report, overrides=overrides or [])
+            return
         from offbeat import api
         from offbeat.cli.recover import callbacks_for
 

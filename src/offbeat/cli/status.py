@@ -52,6 +52,7 @@ class Status:
     story: Story
     checkpoints: Checkpoints
     now_s: float
+    stop_return: float | None = None
 
     @property
     def is_well(self) -> bool:
@@ -60,7 +61,10 @@ class Status:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds until the last round, at the speed of the last ones; None unless it runs."""
+        """Seconds until the last round, at the speed of the last ones; None unless it runs.
+
+        With ``stop_return`` the run may end before.
+        """
         rate = self.story.rounds_per_s
         if self.state != "running" or self.rounds is None or rate is None:
             return None
@@ -137,6 +141,7 @@ def look(directory: Path, now_s: float, stuck_after_s: float | None = None) -> S
         story=story,
         checkpoints=_checkpoints(directory / "checkpoints", now_s, is_held),
         now_s=now_s,
+        stop_return=_in(settings, "run", "stop_return"),
     )
 
 
@@ -271,7 +276,7 @@ def _run_rows(found: Status) -> Iterator[tuple[str, str]]:
         steps = _number(metrics.get("learn/samples_per_s"))
         yield "speed", f"{rate:.3g} rounds/s" + (f", {steps:,.0f} samples/s" if steps is not None else "")
     if found.eta_s is not None:
-        yield "left", _span(found.eta_s)
+        yield "left", _span(found.eta_s) if found.stop_return is None else f"at most {_span(found.eta_s)}"
     if (degree := _number(metrics.get("pace/off_policy_degree"))) is not None:
         worst = f"at most {story.worst_staleness or 0:g} so far"
         is_replay = REPLAY_METRIC in metrics

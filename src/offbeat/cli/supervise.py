@@ -57,7 +57,8 @@ class Charge(NamedTuple):
 def is_wanted(arguments: Sequence[str]) -> bool:
     """Whether this command is a run that its guard may start again, on a system where that is possible."""
     is_run = sys.platform == "linux" and bool(arguments) and arguments[0] in _VERBS
-    return is_run and not {"--help", "run.max_restarts=0", "max_restarts=0"} & set(arguments)
+    alone = {"--help", "--eval-only", "run.max_restarts=0", "max_restarts=0"}
+    return is_run and not alone & set(arguments)
 
 
 def supervise(as_json: bool) -> Charge:

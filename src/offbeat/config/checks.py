@@ -19,6 +19,7 @@ def conflicts(config: RunConfig) -> list[Conflict]:
         _nccl,
         _heartbeat,
         _gpus,
+        _served_files,
     )
     return [conflict for check in checks for conflict in check(config)]
 
@@ -130,6 +131,14 @@ def _heartbeat(config: RunConfig) -> list[Conflict]:
         f" heartbeat_interval_s to at most {limit_s / 2:g}, or raise heartbeat_timeout_s"
     )
     return [Conflict(("runtime.heartbeat_interval_s", "runtime.heartbeat_timeout_s"), message)]
+
+
+def _served_files(config: RunConfig) -> list[Conflict]:
+    asked = config.observe.tensorboard
+    if not asked.serve or asked.enabled is not False:
+        return []
+    message = "TensorBoard has nothing to show without its files: set enabled to true, or serve to false"
+    return [Conflict(("observe.tensorboard.serve", "observe.tensorboard.enabled"), message)]
 
 
 def _gpus(config: RunConfig) -> list[Conflict]:

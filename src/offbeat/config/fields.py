@@ -82,7 +82,9 @@ def _kind(kind: object) -> str:
     if origin in (tuple, list):
         return _sequence(get_args(kind))
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return "a mapping with " + ", ".join(kind.model_fields)
+        bare_key = kind.bare_key if issubclass(kind, Section) else None
+        bare = f"{allowed(kind.model_fields[bare_key])}, or " if bare_key is not None else ""
+        return f"{bare}a mapping with {', '.join(kind.model_fields)}"
     if origin is dict or kind is dict:
         return "a mapping"
     return getattr(kind, "__name__", str(kind))

@@ -17,6 +17,7 @@ from pydantic import (
     SerializeAsAny,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
 AUTO = -1
@@ -41,6 +42,15 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    bare_key: ClassVar[str | None] = None
+    """The field that true, false or null stands for when it is written in place of the whole section."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_bare_value(cls, value: object) -> object:
+        is_bare = cls.bare_key is not None and (value is None or isinstance(value, bool))
+        return {cls.bare_key: value} if is_bare else value
 
     @field_validator("*", mode="before")
     @classmethod
@@ -442,15 +452,33 @@ class CheckpointConfig(Section):
     )
 
 
+class TensorBoardConfig(Section):
+    """Metrics as TensorBoard files, and a server that shows them."""
+
+    bare_key: ClassVar[str | None] = "enabled"
+
+    enabled: bool | None = Field(
+        default=None,
+        description="Mirror metrics to TensorBoard; null: when tensorboard is installed. `tensorboard: false`"
+        " is short for `tensorboard.enabled: false`, and so are true and null.",
+    )
+    serve: bool = Field(
+        default=False,
+        description="Start TensorBoard with the run, for browsers on this machine (127.0.0.1), and end it"
+        " with the run; a notice tells its address.",
+    )
+    port: int | None = Field(
+        default=None, ge=1, le=65535, description="Port of that server; null: one that is free."
+    )
+
+
 class ObserveConfig(Section):
     """What a run shows and writes while it goes."""
 
     stats_interval_s: float = Field(
         default=30.0, gt=0, description="Seconds between two blocks of component statistics in logs/run.log."
     )
-    tensorboard: bool | None = Field(
-        default=None, description="Mirror metrics to TensorBoard; null: when tensorboard is installed."
-    )
+    tensorboard: TensorBoardConfig = Field(default=TensorBoardConfig(), description="TensorBoard.")
     use_wandb: bool = Field(
         default=False, description="Mirror metrics to Weights & Biases; needs the extra `offbeat[wandb]`."
     )

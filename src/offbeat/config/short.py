@@ -76,8 +76,9 @@ def _nested_homes(name: str, value: object, models: Models) -> list[str]:
 
 
 def _leaves(model: type[Section]) -> list[str]:
-    """Names of the fields that hold values, not further sections."""
-    return [name for name, field in model.model_fields.items() if nested_section(field.annotation) is None]
+    """Names of the fields that hold values, or sections that a value can stand for."""
+    nested = {name: nested_section(field.annotation) for name, field in model.model_fields.items()}
+    return [name for name, inner in nested.items() if inner is None or inner.bare_key is not None]
 
 
 def _obstacle(layer: Layer, found: list[str]) -> str | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from offbeat.envs.colorlines import register_color_lines
 from offbeat.envs.make import make_world
 from offbeat.envs.memory import register_memory
+from offbeat.envs.teams.alice_and_bob import register_alice_and_bob
 from offbeat.envs.world import Step, World
 
 register_memory()
 register_color_lines()
+register_alice_and_bob()
 
 __all__ = ["Step", "World", "make_world"]

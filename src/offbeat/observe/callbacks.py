@@ -15,7 +15,7 @@ MetricValue = float | str
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What a run is, in a line.
+    """What a run is, in a line. ``stop_return``: it may end before its last round, for reaching that.
 
     Example: ``RunSummary("cartpole", "ppo", "CartPole-v1", "processes", 2, 300, 1, Path("runs/x"))``.
     """
@@ -28,6 +28,7 @@ class RunSummary:
     rounds: int
     off_policy_degree: int
     directory: Path | None = None
+    stop_return: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

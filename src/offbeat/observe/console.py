@@ -78,7 +78,7 @@ _PLAIN_LINE = (
     "return {rollout/return_mean:1} (last 100: {rollout/return_mean_100:1})  "
     "{learn/samples_per_s:k} steps/s  "
     "age {pace/avg_sample_age:1}/{pace/max_sample_age:0} (k {pace/off_policy_degree:0})  "
-    "idle collect {pace/collect_idle_ratio:%} train {pace/train_idle_ratio:%}  left {time/eta_s:t}"
+    "idle collect {pace/collect_idle_ratio:%} train {pace/train_idle_ratio:%}  left "
 )
 
 
@@ -133,7 +133,8 @@ class PlainConsole(Callback):
     def _progress(self, version: int, metrics: Mapping[str, MetricValue]) -> str:
         rounds = str(self._summary.rounds)
         line = _PLAIN_LINE.replace("age ", "age of replayed ") if REPLAY_METRIC in metrics else _PLAIN_LINE
-        return f"[{version:>{len(rounds)}}/{rounds}]  {fill(line, metrics)}"
+        progress = f"[{version:>{len(rounds)}}/{rounds}]  {fill(line, metrics)}"
+        return progress + _time_left(self._summary, metrics)
 
     def _say(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
@@ -144,6 +145,13 @@ def _title(summary: RunSummary) -> str:
     dial = "auto" if summary.off_policy_degree < 0 else str(summary.off_policy_degree)
     where = f"{summary.runtime} × {summary.num_workers}"
     return " · ".join([*dict.fromkeys(what), where, f"k = {dial}"])
+
+
+def _time_left(summary: RunSummary, metrics: Mapping[str, MetricValue]) -> str:
+    """``0:46``; an upper bound for a run that ends when it is good enough."""
+    eta_s = number(metrics, "time/eta_s")
+    may_end_early = summary.stop_return is not None and eta_s > 0
+    return f"at most {duration(eta_s)}" if may_end_early else duration(eta_s)
 
 
 def _ending(info: FinishInfo) -> str:
@@ -264,7 +272,7 @@ def _progress_line(frame: _Frame) -> Text:
     done = min(1.0, frame.version / rounds)
     filled = int(done * _BAR_WIDTH)
     elapsed = duration(number(frame.metrics, "time/elapsed_s"))
-    left = duration(number(frame.metrics, "time/eta_s"))
+    left = _time_left(frame.summary, frame.metrics)
     return Text.assemble(
         ("━" * filled, "green" if done == 1 else "cyan"),
         ("━" * (_BAR_WIDTH - filled), "bright_black"),

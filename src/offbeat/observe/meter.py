@@ -23,6 +23,7 @@ from offbeat.types import Batch, Metrics, Segment, StateTree, Ticket
 _UNITS = ("env_steps", "tokens", "agent_steps")
 _EPISODES_AVERAGED = 100
 _ROUNDS_AVERAGED = 50
+_ROUNDS_TRUSTED = 5  # so many of its own, and a start no longer believes in the speed of the one before
 _BALANCED_WITHIN = 0.1
 _NO_SYSTEM = {"system/rss_bytes": math.nan, "system/cpu_percent": math.nan, "system/gpu_mem_bytes": math.nan}
 
@@ -121,6 +122,8 @@ class PaceMeter:
         self._queued_bytes: dict[int, int] = {}
         self._recent_returns: deque[float] = deque(maxlen=_EPISODES_AVERAGED)
         self._recent_rounds_s: deque[float] = deque(maxlen=_ROUNDS_AVERAGED)
+        self._rounds_here = 0
+        self._first_ticket_s = 0.0
         self._return_mean = math.nan
         self._length_mean = math.nan
         self._sync_time_s = 0.0
@@ -130,6 +133,7 @@ class PaceMeter:
     def issued(self, ticket: Ticket, now_s: float) -> None:
         """A ticket went to its lane, which is at work from now until its segment arrives."""
         self._start_window(now_s)
+        self._first_ticket_s = self._first_ticket_s or now_s
         if ticket.attempt:
             for lane in self._lanes:
                 lane.forget(ticket.number)
@@ -184,11 +188,19 @@ class PaceMeter:
         self._totals.elapsed_s += self._round.round_s
         self._totals.trained_samples += self._round.trained_samples
         self._totals.global_steps += metrics.get("learn/gradient_steps", 1.0)
-        self._recent_rounds_s.append(self._round.round_s)
+        self._remember_speed(now_s)
         for segment in batch.segments:
             self._forget_segment(segment.ticket.number)
         self._count_episodes(batch)
         self._end_window(now_s)
+
+    def _remember_speed(self, now_s: float) -> None:
+        """Keep how long the round took, without the start of the collectors before the first one."""
+        self._recent_rounds_s.append(now_s - max(self._window_start(), self._first_ticket_s))
+        self._rounds_here += 1
+        if self._rounds_here == _ROUNDS_TRUSTED:
+            for _ in range(len(self._recent_rounds_s) - _ROUNDS_TRUSTED):
+                self._recent_rounds_s.popleft()
 
     def _count_episodes(self, batch: Batch) -> None:
         """Episodes count with the round that trains them: in an order that does not depend on timing."""
@@ -418,6 +430,7 @@ class PaceMeter:
         self._return_mean, self._length_mean = state["return_mean"], state["length_mean"]
         self._queued_bytes, self._collect_s = dict(state["queued_bytes"]), dict(state["collect_s"])
         self._window = _Window()
+        self._rounds_here, self._first_ticket_s = 0, 0.0
 
 
 def _num_samples(segment: Segment) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from offbeat.config.models import ObserveConfig
 from offbeat.errors import ConfigError
 from offbeat.observe.callbacks import MetricValue
 
@@ -86,20 +87,29 @@ def make_sinks(
     return SinkList(sinks, on_fault)
 
 
-def check_sinks(*, tensorboard: bool | None, use_wandb: bool) -> None:
-    """Refuse what is asked for and not installed, before anything runs."""
-    _wants_tensorboard(tensorboard)
-    if use_wandb:
+def check_sinks(observe: ObserveConfig) -> None:
+    """Refuse what is asked for and not installed, naming the fix, before anything runs."""
+    if observe.tensorboard.serve and not _has_tensorboard():
+        raise ConfigError(
+            "observe.tensorboard.serve is true, but TensorBoard is not installed: "
+            'run `pip install "offbeat[tensorboard]"` or set observe.tensorboard.serve to false'
+        )
+    _wants_tensorboard(observe.tensorboard.enabled)
+    if observe.use_wandb:
         from offbeat.observe.wandb import import_wandb
 
         import_wandb()
 
 
 def _wants_tensorboard(asked: bool | None) -> bool:
-    installed = importlib.util.find_spec("tensorboard") is not None
+    installed = _has_tensorboard()
     if asked and not installed:
         raise ConfigError(
             "observe.tensorboard is true, but TensorBoard is not installed: "
             "run `pip install 'offbeat[tensorboard]'` or set observe.tensorboard to null"
         )
     return installed and asked is not False
+
+
+def _has_tensorboard() -> bool:
+    return importlib.util.find_spec("tensorboard") is not None

@@ -26,6 +26,7 @@ _SYNCHRONOUS = {
     "Sync/SamplesCollected": "rollout/total_generated_samples",
     "Sync/CollectionTime": "time/collect_s",
     "Sync/UpdateTime": "time/train_s",
+    "Sync/FirstRatioMaxDev": "learn/first_ratio_max_dev",
 }
 """What synchronous runs write as well, and where it comes from."""
 

@@ -88,6 +88,50 @@ def off_policy_gae(
     return advantages, values[:-1] + bounded * advantages
 
 
+def gae_to_next(
+    rewards: Floats,
+    values: Floats,
+    next_values: Floats,
+    terminated: Bools,
+    ended: Bools,
+    valid: Bools,
+    *,
+    gamma: float,
+    gae_lambda: float,
+    ratios: Floats | None = None,
+    c_bar: float = 1.0,
+) -> tuple[Floats, Floats]:
+    """``gae``, or with ratios ``off_policy_gae``, where the value after each step is given by itself.
+
+    All arrays are ``[T, ...]``; their trailing axes are broadcast against each other, so that one value may
+    serve several agents. What is not valid may hold anything, even a NaN, and gives 0.
+
+    Args:
+        rewards: of the steps.
+        values: before the steps.
+        next_values: after the steps; not looked at where a step terminated.
+        terminated: the episode ended by itself: no bootstrap.
+        ended: the trace ends with the step, for whatever reason.
+        valid: False where a step does not count.
+        gamma: discount per step.
+        gae_lambda: decay of the trace.
+        ratios: probability under the learner's policy over that under the behaviour policy; None for 1.
+        c_bar: bound on each ratio in the trace.
+
+    Returns:
+        Advantages and value targets, both of the broadcast shape.
+    """
+    bootstrap = np.where(terminated, np.float32(0), np.float32(gamma) * next_values)
+    deltas: Floats = np.where(valid, rewards + bootstrap - values, np.float32(0)).astype(np.float32)
+    decay = np.broadcast_to(np.float32(gamma * gae_lambda) * (valid & ~(terminated | ended)), deltas.shape)
+    if ratios is None:
+        advantages = _discounted_sum(deltas, decay)
+        return advantages, np.where(valid, advantages + values, np.float32(0))
+    bounded = np.broadcast_to(_bounded(ratios, valid, c_bar), deltas.shape)
+    advantages = _discounted_sum(deltas, np.concatenate([decay[:-1] * bounded[1:], decay[-1:]]))
+    return advantages, np.where(valid, values + bounded * advantages, np.float32(0))
+
+
 def vtrace(
     rewards: Floats,
     values: Floats,

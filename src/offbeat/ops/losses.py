@@ -50,8 +50,11 @@ def value_loss(
     old_values: Tensor | None = None,
     clip_coef: float = 0.0,
     weights: Tensor | None = None,
+    huber_delta: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Half the mean squared error, with PPO's value clipping where ``old_values`` are given.
+
+    With ``huber_delta`` d, an error e beyond d counts ``d (|e| - d / 2)``, not ``e^2 / 2`` (Huber 1964).
 
     Args:
         values: ``[M]``, the critic being trained.
@@ -60,17 +63,30 @@ def value_loss(
             ``clip_coef`` is judged as if it had stopped there, when that is the worse of the two.
         clip_coef: bound of the change.
         weights: ``[M]``, constant weight of each sample inside the mean, None for 1.
+        huber_delta: error from which on the loss grows linearly, None for never.
 
     Returns:
         The loss ``[]`` and its gradient by ``values`` ``[M]``.
     """
     errors = values - targets
-    squares, gradient = errors.square(), errors / len(values)
+    squares, gradient = _squares(errors, huber_delta), _slopes(errors, huber_delta) / len(values)
     if old_values is not None:
         change = values - old_values
         bounded = old_values + change.clamp(-clip_coef, clip_coef) - targets
         gradient.mul_((change.abs() <= clip_coef) | (errors.abs() >= bounded.abs()))
-        squares = torch.maximum(squares, bounded.square())
+        squares = torch.maximum(squares, _squares(bounded, huber_delta))
     if weights is not None:
         squares, gradient = squares * weights, gradient * weights
     return 0.5 * squares.mean(), gradient
+
+
+def _squares(errors: Tensor, delta: float | None) -> Tensor:
+    """Twice the loss of each error: its square, and beyond ``delta`` the tangent to it."""
+    if delta is None:
+        return errors.square()
+    sizes = errors.abs()
+    return torch.where(sizes <= delta, errors.square(), delta * (2 * sizes - delta))
+
+
+def _slopes(errors: Tensor, delta: float | None) -> Tensor:
+    return errors if delta is None else errors.clamp(-delta, delta)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from offbeat.pacing.config import AUTO, PaceConfig
 from offbeat.pacing.ledger import Counts
-from offbeat.pacing.messages import Evaluate, Finish, Train
+from offbeat.pacing.messages import Evaluate, Finish, GatesSet, Train
 from offbeat.types import Ticket
 
 BOUND = "bound_violations"
@@ -33,6 +33,11 @@ def _require(condition: bool, kind: str, text: str, *values: object) -> None:
     # The text is put together only when it is needed: this runs several times per event.
     if not condition:
         raise Violation(kind, text.format(*values))
+
+
+def gates_at_first(config: PaceConfig) -> GatesSet:
+    """How the gates stand before anybody has touched them."""
+    return GatesSet(collect=False, until=0) if config.stepwise else GatesSet()
 
 
 @dataclass(slots=True)
@@ -67,6 +72,7 @@ class Books:
     issued_at_s: float | None = None
     checkpointed: int = 0
     stop_requested: bool = False
+    gates: GatesSet = field(default_factory=GatesSet)
 
     # ------------------------------------------------------------ tickets and segments
 
@@ -98,6 +104,7 @@ class Books:
 
     def _issue_new(self, ticket: Ticket, degree: int, lane_idle: bool, now_s: float) -> None:
         config, number = self.config, len(self.born_under)
+        _require(self._is_collecting(), CONTRACT, "{} issued although {}", ticket, self.gates)
         _require(ticket.number == number, CONSERVATION, "{} issued, number {} was due", ticket, number)
         named = (ticket.version, ticket.deadline, ticket.attempt)
         expected = (self.published, self.published + degree, 0)
@@ -110,6 +117,11 @@ class Books:
         self.born_under[number] = degree
         self._check_ahead(number, degree)
         self._check_interval(ticket, now_s)
+
+    def _is_collecting(self) -> bool:
+        """Whether a gate is open through which a new ticket may go."""
+        next_round, until = self.version + (self.training is not None), self.gates.until
+        return self.gates.collect or (until is not None and next_round < until)
 
     def _check_ahead(self, number: int, degree: int) -> None:
         if self.config.mode == "replay":
@@ -148,6 +160,8 @@ class Books:
         _require(self.training is None, CONTRACT, "{} during another round", action)
         _require(not self.eval_blocks, CONTRACT, "{} during a blocking evaluation", action)
         _require(action.version == self.version, CONTRACT, "{} at version {}", action, self.version)
+        is_open = self.gates.until is None or self.version < self.gates.until
+        _require(is_open, CONTRACT, "{} although {}", action, self.gates)
         fresh = [n for n in action.tickets if n in self.ready and n not in self.trained]
         distinct = len(set(fresh)) == len(action.tickets)
         _require(distinct, CONSERVATION, "{} holds segments trained before or not there", action)
@@ -280,4 +294,5 @@ class Books:
             issued_at_s=None,
             checkpointed=self.version,
             stop_requested=False,
+            gates=gates_at_first(self.config),
         )

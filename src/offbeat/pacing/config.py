@@ -11,13 +11,22 @@ from offbeat.errors import ConfigError
 AUTO = -1
 
 
+def not_stepwise(degree: int) -> str:
+    """Why a run with this dial cannot go step by step, and what to do instead."""
+    auto = " (auto)" if degree == AUTO else ""
+    return (
+        f"a run that goes step by step is strictly synchronous, but off_policy_degree is {degree}{auto}: "
+        "set async_training.off_policy_degree to 0, or use offbeat.train"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PaceConfig:
     """The dial and its neighbours. Times in seconds, intervals in rounds, sizes in segments.
 
     ``mode`` "stream": each segment is trained once. "replay": segments go into the learner's replay and
     a round samples; then ``replay_ratio`` bounds rounds per segment (None: as fast as it can), and the
-    first round waits ``warmup_s`` seconds.
+    first round waits ``warmup_s`` seconds. ``stepwise``: the gates are closed at first, and k stays 0.
     """
 
     rounds: int
@@ -42,6 +51,7 @@ class PaceConfig:
     max_publish_retries: int = 3
     publish_retry_delay_s: float = 0.1
     seed: int = 0
+    stepwise: bool = False
 
     def __post_init__(self) -> None:
         self._check_ranges()
@@ -98,6 +108,8 @@ class PaceConfig:
         """Refuse a dial setting that this run cannot keep, naming the fix."""
         if degree < AUTO:
             raise ConfigError(f"off_policy_degree must be -1 (auto), 0 (synchronous) or more, not {degree}")
+        if self.stepwise and degree != 0:
+            raise ConfigError(not_stepwise(degree))
         least = 0 if degree == AUTO else degree
         if self.mode == "stream" and self.publish_interval > least + 1:
             raise ConfigError(

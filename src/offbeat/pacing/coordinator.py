@@ -28,6 +28,7 @@ from offbeat.pacing.messages import (
     Evaluate,
     Event,
     Finish,
+    GatesSet,
     GoalReached,
     Issue,
     LaneLost,
@@ -86,6 +87,7 @@ class Coordinator:
         self._up: set[int] = set()
         self._publishing = _Publishing()
         self._evaluating = _Evaluating()
+        self._gates = GatesSet(collect=False, until=0) if config.stepwise else GatesSet()
         self._checkpointed = 0
         self._checkpointed_at_s: float | None = None
         self._checkpoint_due = False
@@ -124,6 +126,26 @@ class Coordinator:
         return self._finished
 
     @property
+    def is_ending(self) -> bool:
+        """Whether no further round begins: all are trained, or the run was asked to end."""
+        asked = self._stop_reason is not None or self._goal is not None
+        return asked or self._finished or self.version >= self.config.rounds
+
+    @property
+    def is_publishing(self) -> bool:
+        """Whether weights are on their way to collectors, or wait to be tried again."""
+        return self._publishing.under_way is not None or self._publishing.retry_at_s is not None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nothing is under way, and nothing will be before somebody opens a gate."""
+        is_busy = self._training is not None or self._evaluating.running is not None or self.is_publishing
+        out = self.ledger.num(RUNNING) + self.ledger.num(LOST)
+        if is_busy or out or self.is_ending or self.published < 0:
+            return False
+        return not self._may_begin_round() if self._choose() is not None else not self._may_collect()
+
+    @property
     def next_round(self) -> int:
         """The first round that is not yet being trained."""
         return self.version + (self._training is not None)
@@ -141,6 +163,11 @@ class Coordinator:
         """Outstanding segments, in rounds."""
         return self.ledger.num_outstanding / self.config.segments_per_round
 
+    def can_train(self, now_s: float) -> bool:
+        """Whether the next round could begin now, as far as its gate does not matter."""
+        is_busy = self._training is not None or self._blocked_by_eval() or self._is_warming_up(now_s)
+        return not (is_busy or self.is_ending or self.published < 0) and self._choose() is not None
+
     def waiting_for(self) -> str:
         """Who waits for whom, in words: for the report of a stall."""
         if self._training is not None:
@@ -154,10 +181,18 @@ class Coordinator:
         if running:
             names = ", ".join(f"ticket {t.number} on collector {t.lane}" for t in running[:8])
             return f"round {self.version} waits for segments ({counts.ready} ready), still out: {names}"
+        if self.is_held:
+            return self._held_by()
         down = sorted(set(range(self.config.num_lanes)) - self._up)
         if not down and self.version == 0 and self.config.warmup_s:
             return f"round 0 waits until {self.config.warmup_s:g} s of warm-up are over"
         return f"round {self.version} waits for collectors {down} to start"
+
+    def _held_by(self) -> str:
+        if self._choose() is not None:
+            return f"round {self.version} could be trained and waits for sync_update()"
+        segments = f"segments: {self.ledger.num(READY)} ready, none being collected"
+        return f"round {self.version} waits for enable_data_collection() ({segments})"
 
     def wake_at_s(self, now_s: float) -> float | None:
         """When, after ``now_s``, a `Clock` event is wanted although nothing else happened."""
@@ -200,6 +235,8 @@ class Coordinator:
                     self._evaluating.running = None
             case DialTurned(degree):
                 self._turn(degree)
+            case GatesSet():
+                self._gates = event
             case StopRequested(reason):
                 self._stop_reason = self._stop_reason or reason
             case GoalReached(reason):
@@ -324,16 +361,17 @@ class Coordinator:
     def _decide(self, now_s: float, actions: list[Action]) -> None:
         if self._finished:
             return
-        if self._stop_reason is not None or self._goal is not None or self.version >= self.config.rounds:
+        if self.is_ending:
             self._wind_up(now_s, actions)
             return
         self._retry_publish(now_s, actions)
         if self._blocked_by_eval() or self._publishing.published < 0:
             return
         self._reissue_lost(actions)
-        if not self._is_warming_up(now_s):
+        if not self._is_warming_up(now_s) and self._may_begin_round():
             self._train_if_allowed(actions)
-        self._issue_what_is_allowed(now_s, actions)
+        if self._may_collect():
+            self._issue_what_is_allowed(now_s, actions)
 
     def _wind_up(self, now_s: float, actions: list[Action]) -> None:
         if self._training is not None:
@@ -369,15 +407,24 @@ class Coordinator:
     def _is_warming_up(self, now_s: float) -> bool:
         return now_s < self.warm_at_s
 
+    def _may_begin_round(self) -> bool:
+        return self._gates.until is None or self.version < self._gates.until
+
+    def _may_collect(self) -> bool:
+        """Whether the gate for tickets is open, or that of a round which still needs some."""
+        until = self._gates.until
+        return self._gates.collect or (until is not None and self.next_round < until)
+
     def _train_if_allowed(self, actions: list[Action]) -> None:
-        if self._training is not None:
-            return
-        chosen = self._choose_stream() if self.config.mode == "stream" else self._choose_replay()
-        if chosen is None:
+        if self._training is not None or (chosen := self._choose()) is None:
             return
         self._assert_bound(chosen)
         self._training = chosen
         actions.append(Train(self.version, chosen, self._degree))
+
+    def _choose(self) -> tuple[int, ...] | None:
+        """The tickets that the next round would train now; None while it has to wait."""
+        return self._choose_stream() if self.config.mode == "stream" else self._choose_replay()
 
     def _choose_stream(self) -> tuple[int, ...] | None:
         size = self.config.segments_per_round

@@ -93,6 +93,18 @@ class DialTurned:
 
 
 @dataclass(frozen=True, slots=True)
+class GatesSet:
+    """Somebody opened or closed what the coordinator otherwise decides alone.
+
+    ``collect``: new tickets may be issued. ``until``: rounds below this version may be trained, and tickets
+    that they still need be issued; None: all. What is under way goes on, whatever is closed.
+    """
+
+    collect: bool = True
+    until: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Clock:
     """Time has passed; ``now_s`` comes with every event."""
 
@@ -122,6 +134,7 @@ Event = (
     | PublishFailed
     | EvalDone
     | DialTurned
+    | GatesSet
     | Clock
     | StopRequested
     | GoalReached

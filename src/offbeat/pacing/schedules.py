@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
@@ -35,13 +35,26 @@ class Faults:
 
 
 @dataclass(frozen=True, slots=True)
+class Closing:
+    """Somebody closes gates at a time and opens them ``for_s`` seconds later.
+
+    ``collect`` is whether tickets may be issued meanwhile, ``rounds`` how many may be trained (None: any).
+    """
+
+    at_s: float
+    for_s: float
+    collect: bool
+    rounds: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """One run to simulate. ``collect_s`` is each lane's typical time for a segment.
 
     ``tail`` is the exponent of a Pareto factor on collect and train times (small is heavy, None is
     steady), ``grid_s`` rounds times up so that things happen at once, ``newer`` is the share of
     segments made with newer weights than their ticket names, ``ess_cost`` is how much effective sample
-    size a round of staleness costs.
+    size a round of staleness costs, ``think_s`` is how long somebody thinks who goes step by step.
     """
 
     config: PaceConfig
@@ -57,6 +70,8 @@ class Schedule:
     ess_cost: float = 0.0
     dial_turns: tuple[tuple[float, int], ...] = ()
     faults: Faults = Faults()
+    closings: tuple[Closing, ...] = ()
+    think_s: float = 0.0
 
 
 def steady_schedule(collect_s: float, train_s: float, degree: int, rounds: int = 200) -> Schedule:
@@ -71,7 +86,7 @@ def draw_schedule(seed: int) -> Schedule:
     config = _draw_config(rng)
     collect_s, train_s = _draw_collect_s(rng, config.num_lanes), rng.uniform(0.1, 2.0)
     length_s = _rough_length_s(config, collect_s, train_s)
-    return Schedule(
+    schedule = Schedule(
         config=config,
         seed=seed,
         collect_s=collect_s,
@@ -86,6 +101,24 @@ def draw_schedule(seed: int) -> Schedule:
         dial_turns=_draw_dial_turns(rng, config, length_s),
         faults=_draw_faults(rng, config, length_s),
     )
+    return _with_gates(schedule, Random(f"gates of {seed}"), length_s)
+
+
+def _with_gates(schedule: Schedule, rng: Random, length_s: float) -> Schedule:
+    """Let somebody close gates now and then, or go step by step where k is 0."""
+    config = schedule.config
+    if config.off_policy_degree == 0 and rng.random() < 0.4:
+        config = replace(config, stepwise=True)
+        schedule = replace(schedule, config=config, dial_turns=())
+    if rng.random() < 0.4:
+        closings = tuple(_draw_closing(rng, length_s) for _ in range(rng.randint(1, 5)))
+        schedule = replace(schedule, closings=closings)
+    return replace(schedule, think_s=rng.choice((0.0, rng.uniform(0, 3.0))))
+
+
+def _draw_closing(rng: Random, length_s: float) -> Closing:
+    rounds = rng.choice((None, 0, rng.randint(0, 3)))
+    return Closing(rng.uniform(0, length_s), rng.uniform(0, 20.0), rng.random() < 0.4, rounds)
 
 
 def _draw_config(rng: Random) -> PaceConfig:

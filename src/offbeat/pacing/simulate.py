@@ -22,7 +22,16 @@ from random import Random
 from typing import Any
 
 from offbeat.errors import PromiseBroken
-from offbeat.pacing.books import BOUND, CONSERVATION, CONTRACT, DEADLOCK, KINDS, Books, Violation
+from offbeat.pacing.books import (
+    BOUND,
+    CONSERVATION,
+    CONTRACT,
+    DEADLOCK,
+    KINDS,
+    Books,
+    Violation,
+    gates_at_first,
+)
 from offbeat.pacing.config import PaceConfig
 from offbeat.pacing.coordinator import Coordinator, Feasible
 from offbeat.pacing.deadlines import BoundBroken, feasible
@@ -35,6 +44,7 @@ from offbeat.pacing.messages import (
     Evaluate,
     Event,
     Finish,
+    GatesSet,
     Issue,
     LaneLost,
     LaneReady,
@@ -47,14 +57,14 @@ from offbeat.pacing.messages import (
     StopRequested,
     Train,
 )
-from offbeat.pacing.schedules import Schedule, draw_schedule, steady_schedule
+from offbeat.pacing.schedules import Closing, Schedule, draw_schedule, steady_schedule
 from offbeat.types import Ticket
 
 _MOST_EVENTS = 100_000
 _MOST_LOSSES_PER_TICKET = 5
 _TOTALS = (
     *("rounds", "segments", "lost", "reissued", "publish_failures", "dial_turns"),
-    *("evaluations", "evaluations_skipped", "resumes"),
+    *("evaluations", "evaluations_skipped", "resumes", "gates_set", "steps"),
 )
 
 
@@ -128,6 +138,8 @@ class Simulation:
         self._losses: Counter[int] = Counter()
         self._keeps_checkpoints = bool(schedule.faults.crashes) or schedule.faults.resume_after_stop
         self._saved: tuple[str, Books] | None = None
+        self._gates = gates_at_first(schedule.config)
+        self._is_thinking = False
 
     def run(self) -> None:
         """Simulate until the coordinator finishes; raises `Violation` or `PromiseBroken`."""
@@ -163,6 +175,8 @@ class Simulation:
             self._at(at_s, self._turn, degree, from_outside=True)
         for at_s, lane in faults.kills:
             self._at(at_s, self._kill, lane, from_outside=True)
+        for closing in self.schedule.closings:
+            self._at(closing.at_s, self._close, closing, from_outside=True)
         for at_s in faults.crashes:
             self._at(at_s, self._crash, from_outside=True)
         if faults.stop_at_s is not None:
@@ -175,10 +189,12 @@ class Simulation:
         heapify(self._heap)
         self._pending = 0
         self._wake_at_s: float | None = None
+        self._is_thinking = False
         self._meter = _Meter(self.now_s)
         self.lanes = [_Lane() for _ in range(config.num_lanes)]
         self.coordinator = self._make(config)
         self.books = Books(config, config.off_policy_degree, always_zero=config.off_policy_degree == 0)
+        self.books.gates = gates_at_first(config)
         if self._saved is not None:
             state, books = self._saved
             kept = self.schedule.faults.keeps_segments
@@ -186,6 +202,8 @@ class Simulation:
             self.books = books.after_crash(kept)
             self.books.check(self.coordinator.counts())
         self._carry_out(self.coordinator.start(self.now_s))
+        if config.stepwise:  # what somebody who goes step by step wants holds for the whole run
+            self._set_gates(self._gates)
         for number in range(config.num_lanes):
             self._at(self._rng.uniform(0, self.schedule.start_s), self._up, number)
 
@@ -199,6 +217,9 @@ class Simulation:
         if wake_at_s is not None and wake_at_s != self._wake_at_s:
             self._wake_at_s = wake_at_s
             self._at(wake_at_s - self.now_s, self._wake)
+        if self.schedule.config.stepwise and not self._is_thinking and self._next_gates() is not None:
+            self._is_thinking = True
+            self._at(self.schedule.think_s * self._rng.random(), self._act)
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
         degree = self.books.degree(self.coordinator.degree)
@@ -329,6 +350,37 @@ class Simulation:
     def _end_evaluation(self, version: int) -> None:
         self.books.end_evaluation()
         self._tell(EvalDone(version))
+
+    # ------------------------------------------------------------ gates
+
+    def _set_gates(self, gates: GatesSet) -> None:
+        self.totals["gates_set"] += 1
+        self._gates = self.books.gates = gates
+        self._tell(gates)
+
+    def _close(self, closing: Closing) -> None:
+        """Close gates; somebody who goes step by step opens them again, otherwise time does."""
+        if self.schedule.config.stepwise:
+            self._set_gates(GatesSet(collect=False, until=self._gates.until))
+            return
+        until = None if closing.rounds is None else self.books.version + closing.rounds
+        self._set_gates(GatesSet(closing.collect, until))
+        self._at(closing.for_s, self._set_gates, GatesSet())
+
+    def _next_gates(self) -> GatesSet | None:
+        """What somebody who goes step by step does next; None: wait."""
+        until, version = self._gates.until or 0, self.books.version
+        if self.coordinator.is_ending or until > version:
+            return None
+        if self.coordinator.can_train(self.now_s):
+            return GatesSet(self._gates.collect and bool(version % 3), until=version + 1)
+        return None if self._gates.collect else GatesSet(collect=True, until=until)
+
+    def _act(self) -> None:
+        self._is_thinking = False
+        if (gates := self._next_gates()) is not None:
+            self.totals["steps"] += (gates.until or 0) > self.books.version
+            self._set_gates(gates)
 
     # ------------------------------------------------------------ from outside
 

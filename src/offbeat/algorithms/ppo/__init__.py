@@ -3,7 +3,8 @@
 from offbeat.algorithms.base import Algorithm
 from offbeat.algorithms.ppo.build import build, check
 from offbeat.algorithms.ppo.config import PPOConfig
+from offbeat.envs.judged import look_at_world
 
-ALGORITHM = Algorithm(name="ppo", config_model=PPOConfig, build=build, check=check)
+ALGORITHM = Algorithm(name="ppo", config_model=PPOConfig, build=build, check=check, look=look_at_world)
 
 __all__ = ["ALGORITHM", "PPOConfig", "build"]

@@ -3,7 +3,10 @@
 from offbeat.algorithms.base import Algorithm
 from offbeat.algorithms.ppo_per.build import build, check, facts
 from offbeat.algorithms.ppo_per.config import PPOPERConfig
+from offbeat.envs.judged import look_at_world
 
-ALGORITHM = Algorithm(name="ppo_per", config_model=PPOPERConfig, build=build, check=check, facts=facts)
+ALGORITHM = Algorithm(
+    name="ppo_per", config_model=PPOPERConfig, build=build, check=check, facts=facts, look=look_at_world
+)
 
 __all__ = ["ALGORITHM", "PPOPERConfig", "build"]

@@ -1,0 +1,195 @@
+"""Skills for teams: how often HMASD solves its tasks, seed by seed, and what MAPPO makes of the same.
+
+``python benchmarks/hmasd.py --seeds 5`` trains ``alice-bob-hmasd`` with the settings of its paper (3 million
+environment steps) once for each seed, and then plays ``--games`` episodes with the last weights. Runs end for
+good or not at all, so what counts is how many seeds end well, not a mean. ``--also mappo``, ``--also async``,
+``--also lbf-mappo`` train more beside it; ``--only`` trains others instead. ``--jobs 2`` runs two seeds at
+a time. Processor time is that of a run with all its processes.
+
+Bars: with at least three of five seeds 90 % of the episodes are solved, and no seed takes more than 40
+processor minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common import ONE_THREAD, conclude, median, offbeat_command, parser, say
+
+from offbeat.observe.events import read_events, read_rounds
+
+RECIPES = {
+    "hmasd": ("alice-bob-hmasd",),
+    "async": ("alice-bob-hmasd-async",),
+    "mappo": ("alice-bob-mappo",),
+    "lbf-hmasd": ("lbf-coop-hmasd",),
+    "lbf-mappo": ("lbf-coop-mappo",),
+    "spread-mappo": ("mpe-spread-mappo",),
+}
+"""What each is trained with."""
+BAR_SUCCESS, BAR_SHARE, BAR_CPU_MIN = 0.9, 0.6, 40.0
+
+
+@dataclass
+class Run:
+    """A run under way."""
+
+    name: str
+    seed: int
+    directory: Path
+    process: subprocess.Popen[bytes]
+    started_s: float
+
+
+def start(name: str, seed: int, runs: Path, overrides: tuple[str, ...]) -> Run:
+    """Begin to train."""
+    directory = runs / f"{name}-{seed}"
+    settings = (
+        f"run.seed={seed}",
+        f"run.dir={directory}",
+        "observe.console=none",
+        "observe.tensorboard=false",
+    )
+    command = [*offbeat_command(), "train", *RECIPES[name], *settings, *overrides]
+    with open(directory.with_suffix(".log"), "wb") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **ONE_THREAD}
+        )
+    return Run(name, seed, directory, process, time.perf_counter())
+
+
+def finished(running: list[Run]) -> tuple[Run, float]:
+    """Wait for the first of some runs to end; return it and its processor seconds."""
+    pid, status, used = os.wait4(-1, 0)
+    run = next(run for run in running if run.process.pid == pid)
+    run.process.returncode = os.waitstatus_to_exitcode(status)
+    if run.process.returncode != 0:
+        raise SystemExit(f"{run.directory}: {run.directory.with_suffix('.log').read_text()[-2000:]}")
+    return run, used.ru_utime + used.ru_stime
+
+
+def train_all(names: list[str], options: Any, runs: Path) -> Iterator[tuple[Run, float, float]]:
+    """Train every contestant with every seed, some at a time; yields each with processor and wall seconds."""
+    waiting = [(name, seed) for seed in range(1, options.seeds + 1) for name in names]
+    running: list[Run] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < options.jobs:
+                running.append(start(*waiting.pop(0), runs, tuple(options.set or ())))
+            run, cpu_s = finished(running)
+            running.remove(run)
+            yield run, cpu_s, time.perf_counter() - run.started_s
+    finally:
+        for run in running:
+            run.process.kill()
+            run.process.wait()
+
+
+def judge(run_dir: Path, games: int) -> dict[str, float]:
+    """Play the last weights of a run."""
+    command = [*offbeat_command(), "eval", str(run_dir), "--episodes", str(games), "--seed", "1", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    metrics: dict[str, float] = json.loads(done.stdout.splitlines()[-1])["metrics"]
+    kept = ("return_mean", "success_rate", "length_mean", "skill_diversity", "skill_discriminator_accuracy")
+    return {name: metrics[f"eval/{name}"] for name in kept if f"eval/{name}" in metrics}
+
+
+def curve(run_dir: Path) -> list[dict[str, float]]:
+    """Evaluations of a run: environment steps, return and share of successes."""
+    steps = {
+        int(found["metrics"]["pace/train_count"]): float(found["metrics"]["rollout/total_env_steps"])
+        for found in read_rounds(run_dir / "events.jsonl")
+    }
+    events = [event["metrics"] for event in read_events(run_dir / "events.jsonl") if event["kind"] == "eval"]
+    return [
+        {
+            "env_steps": steps[int(metrics["eval/version"])],
+            "return": metrics["eval/return_mean"],
+            "success": metrics.get("eval/success_rate", float("nan")),
+        }
+        for metrics in events
+        if int(metrics["eval/version"]) in steps
+    ]
+
+
+def first_ratio(run_dir: Path) -> float:
+    """The largest deviation of a first ratio from 1 in any round."""
+    return max(
+        float(found["metrics"]["learn/first_ratio_max_dev"])
+        for found in read_rounds(run_dir / "events.jsonl")
+    )
+
+
+def measure(names: list[str], options: Any, runs: Path) -> dict[str, list[dict[str, Any]]]:
+    """Train and judge everything."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for run, cpu_s, wall_s in train_all(names, options, runs):
+        last = read_rounds(run.directory / "events.jsonl")[-1]["metrics"]
+        result = {
+            "seed": run.seed,
+            "cpu_minutes": cpu_s / 60,
+            "wall_minutes": wall_s / 60,
+            "env_steps": float(last["rollout/total_env_steps"]),
+            "first_ratio_max_dev": first_ratio(run.directory),
+            "max_staleness": float(last["pace/max_sample_age"]),
+            **judge(run.directory, options.games),
+            "curve": curve(run.directory),
+        }
+        found[run.name].append(result)
+        say(
+            f"{run.name:13} seed {run.seed}  {result['cpu_minutes']:5.1f} CPU-min"
+            f"  {result['env_steps'] / 1e6:4.1f} M steps  return {result['return_mean']:7.3f}"
+            f"  success {result.get('success_rate', float('nan')):5.2f}"
+            f"  first ratio within {result['first_ratio_max_dev']:.1e}"
+        )
+    return found
+
+
+def main() -> int:
+    options_of = parser(__doc__)
+    options_of.add_argument("--seeds", type=int, default=5)
+    options_of.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    options_of.add_argument("--games", type=int, default=100, help="episodes that judge the last weights")
+    options_of.add_argument("--only", action="append", choices=RECIPES, help="train these instead")
+    options_of.add_argument("--also", action="append", choices=RECIPES, help="train these, too")
+    options_of.add_argument("--set", action="append", metavar="KEY=VALUE", help="a setting of every run")
+    options_of.add_argument("--keep", type=Path, help="keep the run directories here")
+    options = options_of.parse_args()
+    if options.quick:
+        options.seeds, options.games = 1, 8
+        options.set = [*(options.set or []), "run.rounds=3"]
+    names = list(options.only or ["hmasd", *(options.also or [])])
+    with tempfile.TemporaryDirectory(prefix="offbeat-hmasd-") as scratch:
+        runs = options.keep or Path(scratch)
+        runs.mkdir(parents=True, exist_ok=True)
+        found = measure(names, options, runs)
+    for name, results in found.items():
+        scores = [result.get("success_rate", result["return_mean"]) for result in results]
+        say(f"{name:13} median {median(scores):.2f} of {[round(score, 2) for score in scores]}")
+    holds = options.quick or meets_bars(found.get("hmasd", []))
+    return conclude({"seeds": options.seeds, "runs": found}, holds, options)
+
+
+def meets_bars(results: list[dict[str, Any]]) -> bool:
+    """Enough seeds end well, none takes too long; true where the task was not trained."""
+    good = sum(result["success_rate"] >= BAR_SUCCESS for result in results)
+    longest = max((result["cpu_minutes"] for result in results), default=0.0)
+    if results:
+        say(
+            f"bars: {good} of {len(results)} seeds solve {BAR_SUCCESS:.0%} of the episodes (at least"
+            f" {BAR_SHARE:.0%} of the seeds), {longest:.1f} CPU-minutes at most (bar {BAR_CPU_MIN:g})"
+        )
+    return good >= BAR_SHARE * len(results) and longest <= BAR_CPU_MIN
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Judges teams: plays whole episodes with frozen weights, in environments of its own. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offbeat.algorithms.mappo.policy import TeamPolicy
+from offbeat.config.models import EvalConfig
+from offbeat.envs.teams import Team, TeamStep
+from offbeat.errors import EvalError
+from offbeat.types import Array, Metrics
+
+MAX_EPISODE_STEPS = 200_000
+"""An episode longer than this is taken for one that never ends."""
+
+
+class Witness(Protocol):
+    """Looks on while episodes are played, and has something to say about them at the end."""
+
+    def load(self, weights: Mapping[str, Array]) -> None:
+        """Take published weights, and forget what was seen."""
+        ...
+
+    def see(self, policy: TeamPolicy, result: TeamStep, counts: NDArray[np.bool_]) -> None:
+        """A step was taken; ``counts`` ``[N]`` says in which environments it is judged."""
+        ...
+
+    def metrics(self) -> Metrics:
+        """What it saw."""
+        ...
+
+
+class TeamEvaluator:
+    """Plays exactly ``eval.episodes`` episodes.
+
+    Each environment plays a number fixed beforehand: taking the first to finish would favour short ones.
+    """
+
+    def __init__(
+        self, config: EvalConfig, team: Team, policy: TeamPolicy, witness: Witness | None = None
+    ) -> None:
+        self._config = config
+        self._team = team
+        self._policy = policy
+        self._witness = witness
+
+    def evaluate(self, weights: Mapping[str, Array], seed: int) -> Metrics:
+        """Return statistics of returns and lengths, and the share of successes where there are such."""
+        self._policy.load(weights)
+        self._policy.seed(seed)
+        if self._witness is not None:
+            self._witness.load(weights)
+        returns, lengths, successes = self._play(seed)
+        metrics = {
+            "eval/return_mean": float(np.mean(returns)),
+            "eval/return_std": float(np.std(returns)),
+            "eval/return_min": min(returns),
+            "eval/return_max": max(returns),
+            "eval/length_mean": float(np.mean(lengths)),
+            "eval/episodes": float(len(returns)),
+        }
+        if successes:
+            metrics["eval/success_rate"] = float(np.mean(successes))
+        return metrics if self._witness is None else metrics | self._witness.metrics()
+
+    def _play(self, seed: int) -> tuple[list[float], list[int], list[bool]]:
+        team, num_envs = self._team, self._team.num_envs
+        episodes = self._config.episodes
+        missing = episodes // num_envs + (np.arange(num_envs) < episodes % num_envs)
+        view = team.reset(seed)
+        totals, steps = np.zeros(num_envs), np.zeros(num_envs, np.int64)
+        returns: list[float] = []
+        lengths: list[int] = []
+        successes: list[bool] = []
+        while missing.any():
+            result = team.step(self._policy.act(view, deterministic=self._config.deterministic))
+            if self._witness is not None:
+                self._witness.see(self._policy, result, missing > 0)
+            view, ended = result.view, result.terminated | result.truncated
+            self._policy.ended(ended)
+            totals += result.rewards
+            steps += 1
+            for env in np.flatnonzero(ended & (missing > 0)):
+                returns.append(float(totals[env]))
+                lengths.append(int(steps[env]))
+                if result.success is not None:
+                    successes.append(bool(result.success[env]))
+            missing[ended] = np.maximum(missing[ended] - 1, 0)
+            totals[ended], steps[ended] = 0, 0
+            if steps.max() > MAX_EPISODE_STEPS:
+                raise EvalError(
+                    f"an episode has not ended after {MAX_EPISODE_STEPS} steps;"
+                    " set env.max_episode_steps to a limit"
+                )
+        return returns, lengths, successes
