@@ -17,11 +17,12 @@ class CountingTeam:
     An observation is (environment, episode, step, agent); the state is (environment, episode, step).
     """
 
-    def __init__(self, lengths, num_agents=2, truncates=(), num_actions=3):
+    def __init__(self, lengths, num_agents=2, truncates=(), num_actions=3, legal=None, absent=()):
         self.num_envs, self.num_agents = len(lengths), num_agents
         self.obs_size, self.state_size = 4, 3
         self.single_action_space = gymnasium.spaces.Discrete(num_actions)
-        self.has_legal = False
+        self.has_legal = legal is not None
+        self._legal, self._absent = legal, absent
         self._lengths = np.array(lengths)
         self._truncates = np.isin(np.arange(len(lengths)), truncates)
         self._episode = np.zeros(self.num_envs, np.int64)
@@ -71,7 +72,13 @@ class CountingTeam:
             axis=-1,
         )
         alive = np.ones((self.num_envs, self.num_agents), np.bool_)
-        return View(np.ascontiguousarray(obs), state, None, alive)
+        alive[:, list(self._absent)] = False
+        legal = None
+        if self._legal is not None:
+            legal = np.broadcast_to(
+                np.array(self._legal, np.bool_), (self.num_envs, self.num_agents, 3)
+            ).copy()
+        return View(np.ascontiguousarray(obs), state, legal, alive)
 
 
 def spec_of(team, **changes):
@@ -84,6 +91,7 @@ def spec_of(team, **changes):
         "hidden": 8,
         "num_team_skills": 2,
         "num_skills": 3,
+        "has_legal": team.has_legal,
     }
     return TeamSpec(**{**settings, **changes})
 
