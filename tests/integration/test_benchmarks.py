@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
         ["chaos.py"],
         ["colorlines_env.py"],
         ["replay_learner.py"],
+        ["hmasd.py"],
     ],
 )
 def test_script_ends_with_its_figures(command: list[str]) -> None:
