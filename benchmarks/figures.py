@@ -155,8 +155,10 @@ def colorlines(out: Path, runs: Path, seeds: int) -> None:
             axes.axhline(kept["baselines"][policy], color="#999999", lw=1, ls="--")
             axes.text(0, kept["baselines"][policy], f" {policy}", color="#666666", va="bottom", fontsize=9)
         axes.set_xlabel("wall time in minutes, two cores")
-        axes.legend(frameon=False, loc="lower right")
+        axes.set_xlim(left=0)
+        axes.legend(frameon=False, loc="upper left")
         _tidy(axes)
+    panels[0].set_ylim(bottom=0)
     panels[0].set_ylabel("score, mean of 100 games")
     figure.savefig(out / "colorlines-scores.png", dpi=160)
 
