@@ -167,7 +167,10 @@ def test_ranks_that_ask_different_things_are_noticed() -> None:
             replay._number += 1  # as if it had asked once more than the others
         return len(replay)
 
-    assert [type(found) for found in together(one_more, one_more)] == [PromiseBroken, PromiseBroken]
+    kinds = {type(found) for found in together(one_more, one_more)}
+    # Whoever notices first ends, and the other may then only see that it is gone.
+    assert PromiseBroken in kinds
+    assert kinds <= {PromiseBroken, LearnerLost}
 
 
 def test_a_rank_that_is_lost_ends_the_wait_of_the_others() -> None:

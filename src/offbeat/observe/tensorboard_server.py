@@ -21,6 +21,7 @@ _CLOSE_TIMEOUT_S = 2.0
 _PR_SET_PDEATHSIG = 1
 _NICENESS = 10
 _MOST_TOLD_BYTES = 1 << 12
+_FAILED = "TensorBoard could not be started"
 
 
 class TensorBoardServer:
@@ -54,7 +55,9 @@ class TensorBoardServer:
         line, newline, rest = self._told.partition(b"\n")
         if newline:
             self._told = rest
-            return line.decode(errors="replace")
+            told = line.decode(errors="replace")
+            self._has_told_end |= told.startswith(_FAILED)
+            return told
         if self._has_told_end or self._process.poll() is None:
             return None
         self._has_told_end = True
@@ -104,7 +107,7 @@ def main(log_dir: str, port: int, parent: int) -> int:
         traceback.print_exc()
         what = str(getattr(error, "msg", error)).strip().partition("\n")[0]
         hint = "; set observe.tensorboard.port to another one, or to null" if port else ""
-        print(f"TensorBoard could not be started: {what}{hint}", file=tell, flush=True)
+        print(f"{_FAILED}: {what}{hint}", file=tell, flush=True)
         return 1
     print(f"TensorBoard shows this run at {address}", file=tell, flush=True)
     threading.Event().wait()
