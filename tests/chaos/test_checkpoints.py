@@ -16,23 +16,12 @@ import pytest
 import offbeat
 from offbeat.checkpoint import CheckpointManager
 from offbeat.errors import CheckpointError, ConfigError, OffbeatError, ReplayError
-from offbeat.observe.callbacks import RoundInfo, RunInfo
 from offbeat.observe.events import read_events
+from tests.callbacks import EndAt
 from tests.conftest import SMALL
 
 ROOT = Path(__file__).parents[2]
 ROUNDS, STOP_AT, INTERVAL = 10, 8, 4
-
-
-class StopEarly(offbeat.Callback):
-    """Stops a run before its last round, so that there is something left to resume."""
-
-    def on_start(self, info: RunInfo) -> None:
-        self._stop = info.stop
-
-    def on_round(self, info: RoundInfo) -> None:
-        if info.version == STOP_AT:
-            self._stop("enough")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +35,7 @@ def stopped_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "runtime.kind": "inline",
         "checkpoint.interval_rounds": INTERVAL,
     }
-    offbeat.train("cartpole-ppo", overrides=settings, callbacks=[StopEarly()])
+    offbeat.train("cartpole-ppo", overrides=settings, callbacks=[EndAt(STOP_AT)])
     assert CheckpointManager(directory / "checkpoints").versions() == (INTERVAL, STOP_AT)
     return directory
 

@@ -21,6 +21,7 @@ from offbeat.config.models import AsyncTrainingConfig
 from offbeat.errors import ConfigError, StallError
 from offbeat.observe.events import read_rounds, read_schedule
 from offbeat.pipeline import Pipeline, Settings
+from tests.callbacks import EndAt
 
 Run = Callable[..., Any]
 SMALL = {
@@ -96,15 +97,7 @@ def test_the_replay_is_in_the_checkpoint(reference: Any) -> None:
 
 
 def test_stopped_and_resumed_run_ends_where_the_other_does(per_run: Run, reference: Any) -> None:
-    class StopAtThree(offbeat.Callback):
-        def on_start(self, info: Any) -> None:
-            self.stop = info.stop
-
-        def on_round(self, info: Any) -> None:
-            if info.version == 3:
-                self.stop("half way")
-
-    stopped = per_run({"runtime.kind": "processes"}, name="stopped", callbacks=[StopAtThree()])
+    stopped = per_run({"runtime.kind": "processes"}, name="stopped", callbacks=[EndAt(3)])
     assert stopped.rounds == 3
     assert offbeat.resume(stopped.run_dir).digest == reference.digest
 
@@ -241,15 +234,7 @@ def test_asynchronous_run_can_be_repeated_bit_for_bit(kind: str, ratio: Any, per
 
 
 def test_asynchronous_run_that_was_resumed_can_be_repeated(per_run: Run) -> None:
-    class StopAtSeven(offbeat.Callback):
-        def on_start(self, info: Any) -> None:
-            self.stop = info.stop
-
-        def on_round(self, info: Any) -> None:
-            if info.version == 7:
-                self.stop("half way")
-
-    stopped = per_run({"run.rounds": 15}, off_policy_degree=2, callbacks=[StopAtSeven()])
+    stopped = per_run({"run.rounds": 15}, off_policy_degree=2, callbacks=[EndAt(7)])
     assert stopped.rounds < 15
     finished = offbeat.resume(stopped.run_dir)
     assert finished.rounds == 15

@@ -13,6 +13,7 @@ import pytest
 import offbeat
 from offbeat.errors import CheckpointError, ConfigError, ReplayError
 from offbeat.observe.events import read_events, read_rounds
+from tests.callbacks import EndAt
 from tests.conftest import SMALL
 
 Run = Callable[..., Any]
@@ -68,15 +69,7 @@ def test_digest_is_that_of_the_newest_checkpoint(reference: Any) -> None:
 
 
 def test_stopped_and_resumed_run_ends_where_the_other_does(small_run: Run, reference: Any) -> None:
-    class StopAtThree(offbeat.Callback):
-        def on_start(self, info: Any) -> None:
-            self.stop = info.stop
-
-        def on_round(self, info: Any) -> None:
-            if info.version == 3:
-                self.stop("half way")
-
-    stopped = small_run({"runtime.kind": "processes"}, name="stopped", callbacks=[StopAtThree()])
+    stopped = small_run({"runtime.kind": "processes"}, name="stopped", callbacks=[EndAt(3)])
     assert stopped.rounds == 3
     assert offbeat.resume(stopped.run_dir).digest == reference.digest
 
@@ -84,21 +77,14 @@ def test_stopped_and_resumed_run_ends_where_the_other_does(small_run: Run, refer
 @pytest.mark.parametrize("kind", ["inline", "threads"])
 @pytest.mark.parametrize("how", ["stop", "finish"])
 def test_nothing_is_left_of_a_run_that_ends_early(how: str, kind: str, small_run: Run) -> None:
-    class EndAtThree(offbeat.Callback):
-        def on_start(self, info: Any) -> None:
-            self.end = getattr(info, how)
-
-        def on_round(self, info: Any) -> None:
-            if info.version == 3:
-                self.end("good enough")
-
+    class Last(offbeat.Callback):
         def on_finish(self, info: Any) -> None:
             self.last = info.metrics
 
-    callback = EndAtThree()
-    result = small_run({"runtime.kind": kind}, rounds=50, callbacks=[callback])
+    last = Last()
+    result = small_run({"runtime.kind": kind}, rounds=50, callbacks=[EndAt(3, how), last])
     assert result.rounds in (3, 4)  # the next round may have begun before the wish was heard
-    assert result.metrics["time/eta_s"] == callback.last["time/eta_s"] == 0.0
+    assert result.metrics["time/eta_s"] == last.last["time/eta_s"] == 0.0
     rounds = read_rounds(result.run_dir / "events.jsonl")
     assert rounds[1]["metrics"]["time/eta_s"] > 0.0
 
@@ -126,16 +112,8 @@ def test_asynchronous_run_can_be_repeated_bit_for_bit(kind: str, degree: int, sm
 
 
 def test_asynchronous_run_that_was_resumed_can_be_repeated(small_run: Run) -> None:
-    class StopAtSeven(offbeat.Callback):
-        def on_start(self, info: Any) -> None:
-            self.stop = info.stop
-
-        def on_round(self, info: Any) -> None:
-            if info.version == 7:
-                self.stop("half way")
-
     settings = {"runtime.kind": "processes", "run.rounds": 15}
-    stopped = small_run(settings, off_policy_degree=3, callbacks=[StopAtSeven()])
+    stopped = small_run(settings, off_policy_degree=3, callbacks=[EndAt(7)])
     assert stopped.rounds < 15
     finished = offbeat.resume(stopped.run_dir)
     assert finished.rounds == 15

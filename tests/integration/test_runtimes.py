@@ -17,6 +17,7 @@ from offbeat.config.models import AsyncTrainingConfig, CheckpointConfig, EvalCon
 from offbeat.errors import CollectError, ConfigError, OffbeatError, ReplayError, StallError, TrainError
 from offbeat.pipeline import Settings
 from offbeat.types import ArraySpec, Batch
+from tests.callbacks import EndAt
 
 KINDS = ("inline", "threads", "processes")
 
@@ -189,15 +190,7 @@ def test_dial_refuses_what_the_run_cannot_keep() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_stop_ends_cleanly_after_the_round_at_hand(kind: str) -> None:
-    class StopAtFive(Callback):
-        def on_start(self, info: Any) -> None:
-            self.stop = info.stop
-
-        def on_round(self, info: Any) -> None:
-            if info.version == 5:
-                self.stop("enough")
-
-    report, _ = run(kind, rounds=1000, callbacks=[StopAtFive()], off_policy_degree=1)
+    report, _ = run(kind, rounds=1000, callbacks=[EndAt(5)], off_policy_degree=1)
     assert report.reason == "enough"
     assert 5 <= report.version < 1000
 

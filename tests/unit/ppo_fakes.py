@@ -104,3 +104,11 @@ def collect_batch(collector, learner, version=0, number=0, num_segments=1, of_ve
     weights = learner.weights()
     segments = [collector.collect(ticket(number + i, of_version), weights) for i in range(num_segments)]
     return Batch(version, tuple(segments), version - of_version)
+
+
+def train_rounds(collector, learner, rounds, first=0):
+    """Serial rounds of two fresh segments each; returns the last metrics."""
+    metrics = {}
+    for version in range(first, first + rounds):
+        metrics = learner.train(collect_batch(collector, learner, version, 2 * version, num_segments=2))
+    return metrics

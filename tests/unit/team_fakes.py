@@ -143,3 +143,23 @@ def batch_of(*segments, version, degree=0):
     from offbeat.types import Batch
 
     return Batch(version, segments, degree)
+
+
+def shaken(net, generator, noise):
+    """Give a network trained-looking parameters: heads of almost 0 would hide errors."""
+    import torch
+
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(noise * torch.randn(parameter.shape, generator=generator))
+    return net
+
+
+def skill_spec(num_agents, obs_size, state_size, **fields):
+    """A team of three actions with skills."""
+    return TeamSpec(num_agents, obs_size, state_size, CategoricalActions((3,), (0,), ()), **fields)
+
+
+def published(net, name):
+    """The parameters of a network as learners publish them."""
+    return {f"{name}.{part}": value.detach().numpy() for part, value in net.named_parameters()}

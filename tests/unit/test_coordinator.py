@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from offbeat.models.actions import CategoricalActions
 from offbeat.models.coordinator import SkillCoordinator
 from offbeat.models.coordinator_actor import NumpyCoordinator, pick
 from offbeat.models.flat import FlatAdam, FlatParameters
-from offbeat.models.team_spec import TeamSpec
+from tests.unit.team_fakes import published, shaken, skill_spec
 
 OBS, STATE, TEAM_SKILLS, SKILLS = 4, 6, 3, 4
 VARIANTS = {
@@ -24,22 +23,17 @@ VARIANTS = {
 
 def spec_of(num_agents=3, **changes):
     fields = {"hidden": 32, "num_team_skills": TEAM_SKILLS, "num_skills": SKILLS, **changes}
-    return TeamSpec(num_agents, OBS, STATE, CategoricalActions((3,), (0,), ()), **fields)
+    return skill_spec(num_agents, OBS, STATE, **fields)
 
 
 def make(spec, noise=0.2):
     generator = torch.Generator().manual_seed(0)
-    net = SkillCoordinator(spec, generator)
-    with torch.no_grad():
-        # Trained-looking parameters: heads of almost 0 would hide errors.
-        for parameter in net.parameters():
-            parameter.add_(noise * torch.randn(parameter.shape, generator=generator))
-    return net
+    return shaken(SkillCoordinator(spec, generator), generator, noise)
 
 
 def mirror(net, spec):
     chooser = NumpyCoordinator(spec)
-    chooser.load({f"coordinator.{name}": p.detach().numpy() for name, p in net.named_parameters()})
+    chooser.load(published(net, "coordinator"))
     return chooser
 
 

@@ -7,32 +7,27 @@ import pytest
 import torch
 from torch.nn import functional
 
-from offbeat.models.actions import CategoricalActions
 from offbeat.models.discriminators import Discriminators
 from offbeat.models.discriminators_actor import NumpyDiscriminators
 from offbeat.models.flat import FlatAdam, FlatParameters
-from offbeat.models.team_spec import TeamSpec
+from tests.unit.team_fakes import published, shaken, skill_spec
 
 AGENTS, OBS, STATE, TEAM_SKILLS, SKILLS = 3, 4, 6, 2, 5
 
 
 def spec_of(**changes):
     fields = {"hidden": 16, "num_team_skills": TEAM_SKILLS, "num_skills": SKILLS, **changes}
-    return TeamSpec(AGENTS, OBS, STATE, CategoricalActions((3,), (0,), ()), **fields)
+    return skill_spec(AGENTS, OBS, STATE, **fields)
 
 
 def make(spec, noise=0.3):
     generator = torch.Generator().manual_seed(0)
-    net = Discriminators(spec, generator)
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.add_(noise * torch.randn(parameter.shape, generator=generator))
-    return net
+    return shaken(Discriminators(spec, generator), generator, noise)
 
 
 def mirror(net, spec):
     judge = NumpyDiscriminators(spec)
-    judge.load({f"discriminators.{name}": p.detach().numpy() for name, p in net.named_parameters()})
+    judge.load(published(net, "discriminators"))
     return judge
 
 

@@ -10,7 +10,15 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from offbeat.errors import TrainError
 from offbeat.roles import Learner
 from offbeat.types import Batch
-from tests.unit.ppo_fakes import FLOATS, FakeWorld, collect_batch, make_collector, make_learner, settings
+from tests.unit.ppo_fakes import (
+    FLOATS,
+    FakeWorld,
+    collect_batch,
+    make_collector,
+    make_learner,
+    settings,
+    train_rounds,
+)
 from tests.unit.test_ppo_collector import CASES
 
 LENGTHS = (3, 5, 100, 7)
@@ -28,14 +36,6 @@ def start(case="mlp", seed=0, off_policy_degree=0, **options):
     return make_collector(config, world), make_learner(config, world, seed)
 
 
-def train(collector, learner, rounds, first=0):
-    """Serial on-policy rounds; returns the last metrics."""
-    metrics = {}
-    for version in range(first, first + rounds):
-        metrics = learner.train(collect_batch(collector, learner, version, 2 * version, num_segments=2))
-    return metrics
-
-
 def flat(learner):
     return np.concatenate([array.ravel() for array in learner.state_dict()["parameters"].values()])
 
@@ -45,7 +45,7 @@ def test_first_ratios_on_fresh_samples_are_one(case):
     collector, learner = start(case, lr=0.01)
     assert isinstance(learner, Learner)
     for version in range(3):
-        metrics = train(collector, learner, 1, first=version)
+        metrics = train_rounds(collector, learner, 1, first=version)
         assert {f"learn/{name}" for name in METRICS} == set(metrics)
         assert metrics["learn/first_ratio_max_dev"] < 1e-5
         assert metrics["learn/ess"] == pytest.approx(1.0, abs=1e-6)
@@ -57,7 +57,7 @@ def test_same_seed_same_weights(case):
     results = []
     for seed in (0, 0, 1):
         collector, learner = start(case, seed=seed)
-        train(collector, learner, 2)
+        train_rounds(collector, learner, 2)
         results.append(flat(learner))
     np.testing.assert_array_equal(results[0], results[1])
     assert not np.array_equal(results[0], results[2])
@@ -66,7 +66,7 @@ def test_same_seed_same_weights(case):
 def test_global_random_state_is_left_alone():
     before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
     collector, learner = start()
-    train(collector, learner, 1)
+    train_rounds(collector, learner, 1)
     assert torch.equal(before, torch.get_rng_state())
     np.testing.assert_array_equal(numpy_before, np.random.get_state()[1])
 
@@ -74,7 +74,7 @@ def test_global_random_state_is_left_alone():
 @pytest.mark.parametrize("case", CASES)
 def test_a_saved_learner_goes_on_exactly(case):
     collector, learner = start(case)
-    train(collector, learner, 2)
+    train_rounds(collector, learner, 2)
     state, batch = learner.state_dict(), collect_batch(collector, learner, 2, 9)
     _, other = start(case)
     other.train(batch)
@@ -106,7 +106,7 @@ def test_weights_are_a_snapshot_without_the_critic():
     collector, learner = start("gaussian")
     weights = learner.weights()
     copy = {name: array.copy() for name, array in weights.items()}
-    train(collector, learner, 1)
+    train_rounds(collector, learner, 1)
     for name, array in weights.items():
         np.testing.assert_array_equal(array, copy[name])
     assert not np.array_equal(weights["actor.0.weight"], learner.weights()["actor.0.weight"])
@@ -119,7 +119,7 @@ def test_gradient_accumulation_changes_nothing(case):
     results = []
     for parts in (1, 3):
         collector, learner = start(case, grad_accumulation=parts, minibatch_size=24, ent_coef=0.05)
-        train(collector, learner, 1)
+        train_rounds(collector, learner, 1)
         results.append(flat(learner))
     np.testing.assert_allclose(results[0], results[1], atol=1e-5)
 
@@ -146,7 +146,7 @@ def test_corrections_change_nothing_on_fresh_samples(correction):
     results = []
     for chosen in ("gae", correction):
         collector, learner = start(correction=chosen, gae_lambda=1.0)
-        train(collector, learner, 2)
+        train_rounds(collector, learner, 2)
         results.append(flat(learner))
     np.testing.assert_allclose(results[0], results[1], atol=1e-4)
 
@@ -155,7 +155,7 @@ def test_corrections_change_nothing_on_fresh_samples(correction):
 def test_stale_samples_are_noticed(correction):
     collector, learner = start(off_policy_degree=3, correction=correction, lr=0.03, num_epochs=4)
     old = learner.weights()
-    fresh = train(collector, learner, 3)
+    fresh = train_rounds(collector, learner, 3)
     segment = collector.collect(replace(collect_batch(collector, learner).segments[0].ticket, number=50), old)
     stale = learner.train(Batch(3, (segment,), 3))
     assert stale["learn/ess"] < fresh["learn/ess"] - 0.01
@@ -206,17 +206,17 @@ def test_non_finite_reset_steps_do_not_matter():
 
 def test_target_kl_ends_the_round_early():
     collector, learner = start(lr=0.1, num_epochs=10, target_kl=0.01)
-    assert train(collector, learner, 1)["learn/num_epochs"] < 10
+    assert train_rounds(collector, learner, 1)["learn/num_epochs"] < 10
     collector, learner = start(lr=1e-6, num_epochs=10, target_kl=0.01)
-    assert train(collector, learner, 1)["learn/num_epochs"] == 10
+    assert train_rounds(collector, learner, 1)["learn/num_epochs"] == 10
 
 
 def test_learning_rate_follows_the_version():
     collector, learner = start(lr=0.01, lr_schedule="linear", schedule_rounds=4)
-    assert train(collector, learner, 1)["learn/learning_rate"] == pytest.approx(0.01)
-    assert train(collector, learner, 1, first=3)["learn/learning_rate"] == pytest.approx(0.0025)
+    assert train_rounds(collector, learner, 1)["learn/learning_rate"] == pytest.approx(0.01)
+    assert train_rounds(collector, learner, 1, first=3)["learn/learning_rate"] == pytest.approx(0.0025)
     before = flat(learner)
-    train(collector, learner, 1, first=4)
+    train_rounds(collector, learner, 1, first=4)
     np.testing.assert_array_equal(before, flat(learner))
 
 
@@ -247,7 +247,7 @@ def test_value_clipping_is_optional_and_matters():
     results = []
     for clip in (False, True):
         collector, learner = start(clip_vloss=clip, clip_coef=0.01, lr=0.01, num_epochs=4)
-        train(collector, learner, 1)
+        train_rounds(collector, learner, 1)
         results.append(flat(learner))
     assert np.isfinite(results).all()
     assert not np.array_equal(*results)

@@ -11,7 +11,7 @@ from offbeat.errors import DivergedError, TrainError
 from offbeat.recording import learner_digest
 from offbeat.roles import Learner
 from offbeat.types import Batch
-from tests.unit.ppo_fakes import FakeWorld, collect_batch, ticket
+from tests.unit.ppo_fakes import FakeWorld, collect_batch, ticket, train_rounds
 from tests.unit.ppo_per_fakes import (
     LENGTHS,
     Watched,
@@ -43,14 +43,6 @@ def start(case="mlp", seed=0, ranks=None, staleness_threshold=0, **options):
     return make_collector(config, world), make_learner(config, world, seed, ranks, staleness_threshold)
 
 
-def train(collector, learner, rounds, first=0):
-    """Serial rounds, two segments each; returns the last metrics."""
-    metrics = {}
-    for version in range(first, first + rounds):
-        metrics = learner.train(collect_batch(collector, learner, version, 2 * version, num_segments=2))
-    return metrics
-
-
 def num_replayed(draw):
     """Segments of a draw that come from the replay."""
     return 0 if draw.handles is None else len(draw.handles.index)
@@ -65,7 +57,7 @@ def test_same_batches_same_weights_and_replay(case):
     for seed in (0, 0, 1):
         collector, learner = start(case, seed)
         assert isinstance(learner, Learner)
-        assert set(train(collector, learner, 4)) == METRICS
+        assert set(train_rounds(collector, learner, 4)) == METRICS
         digests.append(learner_digest(learner.state_dict()))
     assert digests[0] == digests[1] != digests[2]
 
@@ -74,7 +66,7 @@ def test_same_batches_same_weights_and_replay(case):
 def test_a_saved_learner_goes_on_exactly(case):
     """Past the end of the ring, with priorities that differ."""
     collector, learner = start(case, buffer_capacity=18)
-    train(collector, learner, 3)
+    train_rounds(collector, learner, 3)
     state = learner.state_dict()
     batches = [collect_batch(collector, learner, version, 2 * version) for version in (3, 4)]
     _, other = start(case, buffer_capacity=18)
@@ -87,10 +79,10 @@ def test_a_saved_learner_goes_on_exactly(case):
 
 def test_a_saved_state_does_not_change_with_the_learner():
     collector, learner = start()
-    train(collector, learner, 2)
+    train_rounds(collector, learner, 2)
     state = learner.state_dict()
     digest = learner_digest(state)
-    train(collector, learner, 2, first=2)
+    train_rounds(collector, learner, 2, first=2)
     assert learner_digest(state) == digest
 
 
@@ -118,9 +110,9 @@ def test_ranks_take_the_steps_of_a_learner_alone(case, size):
 @pytest.mark.parametrize(("share", "num_fresh"), [(0.0, 0), (0.5, 3), (1.0, 6)])
 def test_a_share_of_each_batch_has_just_arrived(share, num_fresh):
     collector, learner = start(fresh_fraction=share)
-    train(collector, learner, 1)
+    train_rounds(collector, learner, 1)
     watched = Watched(learner)
-    train(collector, learner, 2, first=1)
+    train_rounds(collector, learner, 2, first=1)
     for version, draw in enumerate(watched.draws, start=1):
         assert len(draw.chosen) == len(set(draw.chosen)) == num_fresh, "no fresh segment twice"
         assert draw.data.valid.shape == (8, 6)
@@ -148,10 +140,10 @@ def test_no_segment_is_drawn_from_the_replay_in_the_round_it_came_in(share, per_
     collector, learner = start(
         fresh_fraction=share, per_for=per_for, updates_per_round=3, buffer_capacity=12, per_alpha=1.0
     )
-    train(collector, learner, 1)
+    train_rounds(collector, learner, 1)
     for version in range(1, 5):
         watched, written = Watched(learner), learner._replay._num_written
-        train(collector, learner, 1, first=version)
+        train_rounds(collector, learner, 1, first=version)
         for draw in watched.draws:
             turns = draw.handles.generation - 1
             assert (12 * turns + draw.handles.index).max() < written, "written before this round"
@@ -162,7 +154,7 @@ def test_no_segment_is_drawn_from_the_replay_in_the_round_it_came_in(share, per_
 def test_fresh_segments_that_do_not_fill_their_share_leave_it_to_the_replay():
     collector, learner = start(fresh_fraction=1.0, batch_size=7)
     watched = Watched(learner)
-    train(collector, learner, 1)
+    train_rounds(collector, learner, 1)
     learner.train(collect_batch(collector, learner, 1, 2))
     assert [(len(draw.chosen), num_replayed(draw)) for draw in watched.draws] == [(7, 0), (4, 3)]
     assert watched.draws[1].data.valid.shape == (8, 7)
@@ -252,9 +244,9 @@ def test_segments_become_items_and_come_back():
 
 def test_critic_only_gives_the_policy_no_share_of_what_priority_drew():
     collector, learner = start(per_for="critic", batch_size=8, fresh_fraction=0.25, per_beta_start=1.0)
-    train(collector, learner, 2)
+    train_rounds(collector, learner, 2)
     watched = Watched(learner)
-    train(collector, learner, 2, first=2)
+    train_rounds(collector, learner, 2, first=2)
     for draw in watched.draws:
         policy, critic = draw.shares.policy, draw.shares.critic
         # Two fresh ones, three drawn evenly, three by priority.
@@ -268,9 +260,9 @@ def test_critic_only_gives_the_policy_no_share_of_what_priority_drew():
 
 def test_both_give_policy_and_critic_the_same_shares():
     collector, learner = start(per_for="both", fresh_fraction=0.5, per_beta_start=1.0)
-    train(collector, learner, 2)
+    train_rounds(collector, learner, 2)
     watched = Watched(learner)
-    train(collector, learner, 1, first=2)
+    train_rounds(collector, learner, 1, first=2)
     (draw,) = watched.draws
     np.testing.assert_array_equal(draw.shares.policy, draw.shares.critic)
     assert (draw.shares.policy[:3] == 1).all() and draw.shares.policy.min() < 1
@@ -284,10 +276,10 @@ def test_the_replay_counts_by_its_share_of_the_batch(share, per_for):
     collector, learner = start(
         per_for=per_for, fresh_fraction=share, batch_size=16, per_alpha=1.0, per_beta_start=1.0
     )
-    train(collector, learner, 2)
+    train_rounds(collector, learner, 2)
     spread_priorities(learner)
     watched = Watched(learner)
-    train(collector, learner, 1, first=2)
+    train_rounds(collector, learner, 1, first=2)
     (draw,) = watched.draws
     num_fresh, policy, critic = len(draw.chosen), draw.shares.policy, draw.shares.critic
     assert num_fresh == 16 * share and np.ptp(critic[num_fresh:]) > 0.1
@@ -314,7 +306,7 @@ def test_what_the_policy_has_no_share_of_does_not_move_it():
             return found
 
         learner._draw = draw
-        train(collector, learner, 3)
+        train_rounds(collector, learner, 3)
         results.append(learner.weights())
     for name, array in results[0].items():
         np.testing.assert_array_equal(array, results[1][name])
@@ -323,7 +315,7 @@ def test_what_the_policy_has_no_share_of_does_not_move_it():
 def test_alpha_zero_draws_evenly_and_without_weights():
     collector, learner = start(per_alpha=0.0, per_for="both", fresh_fraction=0.0)
     watched = Watched(learner)
-    train(collector, learner, 3)
+    train_rounds(collector, learner, 3)
     assert all((draw.shares.critic == 1).all() for draw in watched.draws)
 
 
@@ -355,7 +347,7 @@ def test_nothing_older_than_max_age_is_trained(share):
 
 def test_max_age_that_leaves_nothing_says_what_to_do():
     collector, learner = start(max_age=1)
-    train(collector, learner, 1)
+    train_rounds(collector, learner, 1)
     learner.train(Batch(1, (), 0))
     before = flat(learner)
     with pytest.raises(TrainError, match=r"round 2 was not trained.*max_age 1; raise algorithm\.max_age"):
@@ -377,7 +369,7 @@ def test_ages_are_told():
 
 def test_old_samples_cost_effective_size():
     collector, learner = start(lr=0.05, num_epochs=4, fresh_fraction=1.0)
-    fresh = train(collector, learner, 4)
+    fresh = train_rounds(collector, learner, 4)
     old = [collector.collect(ticket(90, 0), start()[1].weights())]
     stale = learner.train(Batch(4, tuple(old), 4))
     assert stale["learn/ess"] < fresh["learn/ess"] - 0.01
@@ -386,12 +378,12 @@ def test_old_samples_cost_effective_size():
 
 def test_what_age_costs_is_told_of_fresh_and_of_replayed_samples():
     collector, learner = start(lr=0.05, num_epochs=4, fresh_fraction=0.5)
-    assert train(collector, learner, 1)["learn/replay_kl"] == 0, "nothing was replayed"
-    metrics = train(collector, learner, 3, first=1)
+    assert train_rounds(collector, learner, 1)["learn/replay_kl"] == 0, "nothing was replayed"
+    metrics = train_rounds(collector, learner, 3, first=1)
     assert metrics["learn/ess"] == pytest.approx(1.0) and metrics["learn/behaviour_kl"] < 1e-6
     assert metrics["learn/replay_ess"] < 0.99 and metrics["learn/replay_kl"] > 0.01
     watched = Watched(learner)
-    metrics = train(collector, learner, 1, first=4)
+    metrics = train_rounds(collector, learner, 1, first=4)
     lesson = watched.lessons[0]
     ratios = np.exp(lesson.behaviour_log_ratios[:, 3:][lesson.data.valid[:, 3:]])
     expected = ratios.sum() ** 2 / (ratios**2).sum() / len(ratios)
@@ -434,9 +426,9 @@ def test_targets_are_computed_with_the_critic_of_the_moment():
 @pytest.mark.parametrize("updates", [1, 3])
 def test_a_round_draws_and_trains_several_batches(updates):
     collector, learner = start(updates_per_round=updates, num_epochs=2, minibatch_size=10_000)
-    train(collector, learner, 1)
+    train_rounds(collector, learner, 1)
     watched = Watched(learner)
-    metrics = train(collector, learner, 1, first=1)
+    metrics = train_rounds(collector, learner, 1, first=1)
     assert len(watched.draws) == updates
     assert metrics["learn/gradient_steps"] == 2 * updates
     assert learner.state_dict()["version"] == 2
@@ -448,7 +440,7 @@ def test_a_round_draws_and_trains_several_batches(updates):
 
 def test_a_round_without_new_segments_trains_on_the_replay():
     collector, learner = start(normalize_obs=True, fresh_fraction=0.5)
-    train(collector, learner, 2)
+    train_rounds(collector, learner, 2)
     watched, before, seen = Watched(learner), flat(learner), learner.weights()["normalizer.mean"]
     metrics = learner.train(Batch(2, (), 0))
     (draw,) = watched.draws
@@ -478,7 +470,7 @@ def test_samples_are_measured_once_when_they_come():
 def test_replayed_samples_are_normalised_as_of_now():
     collector, learner = start(normalize_obs=True, normalize_reward=True, fresh_fraction=0.0)
     watched = Watched(learner)
-    train(collector, learner, 3)
+    train_rounds(collector, learner, 3)
     before = learner.state_dict()
     learner.train(Batch(3, (), 0))
     draw, lesson = watched.draws[-1], watched.lessons[-1]
@@ -513,7 +505,7 @@ def test_reset_steps_are_not_trained_on(case):
 @pytest.mark.parametrize(("field", "place"), [("rewards", (2, 1)), ("logp", (4, 3)), ("obs", (8, 2, 0))])
 def test_non_finite_samples_do_not_even_reach_the_replay(field, place):
     collector, learner = start()
-    train(collector, learner, 1)
+    train_rounds(collector, learner, 1)
     digest = learner_digest(learner.state_dict())
     batch = collect_batch(collector, learner, 1, 9)
     batch.segments[0].data[field][place] = np.nan

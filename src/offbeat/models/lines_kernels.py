@@ -180,6 +180,21 @@ def _shape(padded, x):  # type: ignore[no-untyped-def]
 
 
 @jit
+def _seen_from(padded, x, d, k):  # type: ignore[no-untyped-def]
+    """The k-th cell that a cell sees in direction d, if it is empty, else -1."""
+    at = PLACES[x] + STEPS[d, k]
+    if padded[at]:
+        return -1
+    return (at // _PADDED - REACH) * SIDE + at % _PADDED - REACH
+
+
+@jit
+def _pattern_with(own, t, d, colour):  # type: ignore[no-untyped-def]
+    """The pattern of a colour at an empty cell."""
+    return 2 * (_ALL - own[t, d, 0]) - own[t, d, colour]
+
+
+@jit
 def judge_boards(  # type: ignore[no-untyped-def]
     obs, place, remove, block, free, enter, leave, ball, empty, gap, count, outputs, values
 ):
@@ -261,13 +276,12 @@ def judge_boards(  # type: ignore[no-untyped-def]
             # A target that sees the ball it gets: the ball is gone from there once it has moved.
             for d in range(4):
                 for k in range(DIGITS):
-                    at = PLACES[f] + STEPS[d, k]
-                    if padded[at]:
+                    t = _seen_from(padded, f, d, k)
+                    if t < 0:
                         continue
-                    t = (at // _PADDED - REACH) * SIDE + at % _PADDED - REACH
                     slot = first + stack[t]
                     if row[slot] != ILLEGAL:
-                        with_it = 2 * (_ALL - own[t, d, 0]) - own[t, d, colour]
+                        with_it = _pattern_with(own, t, d, colour)
                         row[slot] += place[with_it - WEIGHTS[DIGITS - 1 - k]] - place[with_it]
         if is_stuck:
             row[:] = 0
@@ -330,13 +344,12 @@ def grade_boards(  # type: ignore[no-untyped-def]
                             whole -= 1
                     free[base] += whole * leaving
                 for k in range(DIGITS):
-                    at = PLACES[f] + STEPS[d, k]
-                    if padded[at]:
+                    t = _seen_from(padded, f, d, k)
+                    if t < 0:
                         continue
-                    t = (at // _PADDED - REACH) * SIDE + at % _PADDED - REACH
                     slot = first + stack[t]
                     if row[slot] != ILLEGAL:
-                        with_it = 2 * (_ALL - own[t, d, 0]) - own[t, d, colour]
+                        with_it = _pattern_with(own, t, d, colour)
                         place[with_it - WEIGHTS[DIGITS - 1 - k]] += grad[slot]
                         place[with_it] -= grad[slot]
         for j in range(num_empty):

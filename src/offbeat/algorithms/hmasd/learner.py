@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from offbeat.algorithms.hmasd.store import Choices, Lessons, RoundStore, contrib
 from offbeat.algorithms.mappo.config import envs_per_round
 from offbeat.algorithms.mappo.learner import TeamLearner
 from offbeat.algorithms.mappo.rounds import TeamRound
+from offbeat.algorithms.progress import Progress, Terms
 from offbeat.config.models import RunConfig
 from offbeat.errors import TrainError
 from offbeat.models.coordinator import SkillCoordinator
@@ -53,17 +54,6 @@ class HighJudgement:
     prox_logp: Floats
     values: Floats
     next_values: Floats
-
-
-@dataclass(slots=True)
-class HighProgress:
-    """What the steps of the choosing level reported, in order."""
-
-    policy_losses: list[float] = field(default_factory=list)
-    value_losses: list[float] = field(default_factory=list)
-    entropies: list[float] = field(default_factory=list)
-    grad_norms: list[float] = field(default_factory=list)
-    log_ratios: list[Floats] = field(default_factory=list)
 
 
 class HMASDLearner(TeamLearner):
@@ -173,13 +163,8 @@ class HMASDLearner(TeamLearner):
         behaviour = seen.prox_logp - choices.logp
         targets, values = self._high_targets(choices, seen)
         progress = self._optimise_high(choices, targets, version)
-        log_ratios = np.concatenate(progress.log_ratios)
         return {
-            "learn/high_policy_loss": float(np.mean(progress.policy_losses)),
-            "learn/high_value_loss": float(np.mean(progress.value_losses)),
-            "learn/high_entropy": float(np.mean(progress.entropies)),
-            "learn/high_grad_norm": float(np.mean(progress.grad_norms)),
-            "learn/high_approx_kl": approx_kl(log_ratios),
+            **progress.metrics(self._config.clip_coef, "learn/high_"),
             "learn/high_explained_variance": explained_variance(
                 self._high_out_of_units(values).ravel(), targets.values.ravel()
             ),
@@ -225,8 +210,8 @@ class HMASDLearner(TeamLearner):
             advantages, self._high_out_of_units(targets), seen.values, old_logp, weights
         ), values
 
-    def _optimise_high(self, choices: Choices, targets: HighTargets, version: int) -> HighProgress:
-        config, trainee, progress = self._skills_config, self._trainees["coordinator"], HighProgress()
+    def _optimise_high(self, choices: Choices, targets: HighTargets, version: int) -> Progress:
+        config, trainee, progress = self._skills_config, self._trainees["coordinator"], Progress()
         whole: dict[str, Array] = {
             "state": choices.state,
             "obs": choices.obs,
@@ -241,17 +226,14 @@ class HMASDLearner(TeamLearner):
         samples = {name: self._tensors(array)[0] for name, array in whole.items()}
         for _ in range(config.high_num_epochs or config.num_epochs):
             trainee.zero()
-            policy_loss, critic_loss, entropy, log_ratio = self._high_losses(samples)
-            loss = policy_loss + config.vf_coef * critic_loss - config.high_ent_coef * entropy
+            terms = self._high_losses(samples)
+            loss = terms.policy + config.vf_coef * terms.value - config.high_ent_coef * terms.entropy
             loss.backward()  # type: ignore[no-untyped-call]
             progress.grad_norms.append(trainee.step(config.lr_at(version), config.max_grad_norm))
-            progress.policy_losses.append(policy_loss.item())
-            progress.value_losses.append(critic_loss.item())
-            progress.entropies.append(entropy.item())
-            progress.log_ratios.append(log_ratio.detach().cpu().numpy().ravel())
+            progress.add(terms)
         return progress
 
-    def _high_losses(self, samples: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _high_losses(self, samples: dict[str, Tensor]) -> Terms:
         """Policy loss, value loss and entropy, summed over the 1 + A choices, averaged over periods."""
         config, skills = self._skills_config, samples["skills"]
         team, own, values = self._coordinator.evaluate(samples["state"], samples["obs"], skills)
@@ -267,7 +249,7 @@ class HMASDLearner(TeamLearner):
             near = old + (values - old).clamp(-config.clip_coef, config.clip_coef)
             errors = torch.maximum(errors, self._errors(near - samples["values"]))
         entropy = entropy_of(team) + entropy_of(own).sum(-1)
-        return -surrogate.sum(-1).mean(), errors.sum(-1).mean(), entropy.mean(), log_ratio
+        return Terms(-surrogate.sum(-1).mean(), errors.sum(-1).mean(), entropy.mean(), log_ratio)
 
     def _errors(self, difference: Tensor) -> Tensor:
         """Half the square, linear beyond ``huber_delta``."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from offbeat.algorithms.mappo.collector import BATCH_SIZE
 from offbeat.algorithms.mappo.config import MAPPOConfig, envs_per_round, mappo_config
 from offbeat.algorithms.mappo.lessons import Judgement, LowLesson, LowSamples, LowTargets
 from offbeat.algorithms.mappo.rounds import TeamRound
+from offbeat.algorithms.progress import Progress, Terms
 from offbeat.config.models import RunConfig
 from offbeat.errors import TrainError
 from offbeat.models.likelihood import likelihood
@@ -40,14 +40,9 @@ CRITIC_GAIN = 1.0
 
 
 @dataclass(slots=True)
-class LowProgress:
-    """What the optimiser steps of the acting level reported, in order."""
+class LowProgress(Progress):
+    """Reports of the acting level, whose critic takes steps of its own."""
 
-    policy_losses: list[Tensor] = field(default_factory=list)
-    value_losses: list[Tensor] = field(default_factory=list)
-    entropies: list[Tensor] = field(default_factory=list)
-    log_ratios: list[Tensor] = field(default_factory=list)
-    grad_norms: list[float] = field(default_factory=list)
     critic_norms: list[float] = field(default_factory=list)
 
 
@@ -296,33 +291,25 @@ class TeamLearner:
         grad = torch.zeros(samples.critic_acted.shape, device=self._device)
         grad[samples.critic_acted] = by_values.mul_(share * config.vf_coef)
         self._critic.backward(critic, grad.sum(-1, keepdim=True))
-        progress.policy_losses.append(policy_loss)
-        progress.value_losses.append(critic_loss)
-        progress.entropies.append(policy.entropy.mean())
-        progress.log_ratios.append(log_ratio)
+        progress.add(Terms(policy_loss, critic_loss, policy.entropy.mean(), log_ratio))
 
     def _low_metrics(
         self, data: TeamRound, judged: Judgement, targets: LowTargets, progress: LowProgress
     ) -> Metrics:
         acted = data.acted
-        log_ratios = torch.cat(progress.log_ratios).cpu().numpy()
         behaviour = judged.behaviour_log_ratios(data)
         predictions = np.broadcast_to(self._out_of_units(judged.values)[..., None], acted.shape)[acted]
-        policy_loss, critic_loss = _mean(progress.policy_losses), _mean(progress.value_losses)
-        entropy = _mean(progress.entropies)
         config = self._config
+        steps = progress.metrics(config.clip_coef)
+        critic_loss, entropy = steps["learn/value_loss"], steps["learn/entropy"]
         metrics = {
-            "learn/loss": policy_loss + config.vf_coef * critic_loss - config.ent_coef * entropy,
-            "learn/policy_loss": policy_loss,
-            "learn/value_loss": critic_loss,
-            "learn/entropy": entropy,
-            "learn/approx_kl": approx_kl(log_ratios),
-            "learn/clip_fraction": float(np.mean(np.abs(np.expm1(log_ratios)) > config.clip_coef)),
-            "learn/grad_norm": float(np.mean(progress.grad_norms)),
+            **steps,
+            "learn/loss": steps["learn/policy_loss"]
+            + config.vf_coef * critic_loss
+            - config.ent_coef * entropy,
             "learn/critic_grad_norm": float(np.mean(progress.critic_norms)),
             "learn/explained_variance": explained_variance(predictions, targets.values[acted]),
             "learn/num_epochs": float(config.num_epochs),
-            "learn/gradient_steps": float(len(progress.grad_norms)),
             "learn/ess": effective_sample_size(behaviour),
             "learn/behaviour_kl": approx_kl(behaviour),
             "learn/learning_rate": config.lr_at(self._version),
@@ -416,7 +403,3 @@ def make_learner(config: RunConfig, spec: TeamSpec) -> TeamLearner:
 def _split(index: Array, num_parts: int) -> Iterator[Array]:
     """Parts of an index as even as can be, none of them empty."""
     yield from np.array_split(index, max(1, min(num_parts, len(index))))
-
-
-def _mean(values: list[Tensor]) -> float:
-    return float(torch.stack(values).mean())

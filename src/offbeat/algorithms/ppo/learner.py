@@ -14,6 +14,7 @@ from offbeat.algorithms.ppo.config import PPOConfig, ppo_config
 from offbeat.algorithms.ppo.minibatches import Loader, Minibatch, Samples, judge, make_loader
 from offbeat.algorithms.ppo.policy import environment_spec
 from offbeat.algorithms.ppo.rounds import Floats, Round, Shares, Targets, compute_targets
+from offbeat.algorithms.progress import Progress, Terms
 from offbeat.config.models import RunConfig
 from offbeat.errors import DivergedError, TrainError
 from offbeat.models.flat import FlatAdam, FlatParameters
@@ -33,49 +34,19 @@ REWARD_CLIP = np.float32(10.0)
 """Normalised rewards are clipped to this, as in OpenAI baselines."""
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """The terms of the loss ``[]`` of some samples, and their log-ratios ``[M]``."""
-
-    policy: Tensor
-    value: Tensor
-    entropy: Tensor
-    log_ratio: Tensor
-
-
 @dataclass(slots=True)
-class Progress:
-    """What a round's optimiser steps reported, in order; tensors are read once, at the end."""
+class PPOProgress(Progress):
+    """Whole losses and passes over the round, too."""
 
     losses: list[float] = field(default_factory=list)
-    grad_norms: list[float] = field(default_factory=list)
-    policy_losses: list[Tensor] = field(default_factory=list)
-    value_losses: list[Tensor] = field(default_factory=list)
-    entropies: list[Tensor] = field(default_factory=list)
-    log_ratios: list[Tensor] = field(default_factory=list)
     num_epochs: int = 0
 
-    def add(self, terms: Terms) -> None:
-        """Note what one part of a minibatch gave."""
-        self.policy_losses.append(terms.policy)
-        self.value_losses.append(terms.value)
-        self.entropies.append(terms.entropy)
-        self.log_ratios.append(terms.log_ratio)
-
-    def metrics(self, clip_coef: float) -> Metrics:
+    def metrics(self, clip_coef: float, prefix: str = "learn/") -> Metrics:
         """Means over the round."""
-        log_ratios = torch.cat(self.log_ratios).cpu().numpy()
-        is_clipped = np.abs(np.expm1(log_ratios)) > clip_coef
         return {
-            "learn/loss": float(np.mean(self.losses)),
-            "learn/policy_loss": _mean(self.policy_losses),
-            "learn/value_loss": _mean(self.value_losses),
-            "learn/entropy": _mean(self.entropies),
-            "learn/approx_kl": approx_kl(log_ratios),
-            "learn/clip_fraction": float(np.mean(is_clipped)),
-            "learn/grad_norm": float(np.mean(self.grad_norms)),
-            "learn/num_epochs": float(self.num_epochs),
-            "learn/gradient_steps": float(len(self.losses)),
+            **Progress.metrics(self, clip_coef, prefix),
+            f"{prefix}loss": float(np.mean(self.losses)),
+            f"{prefix}num_epochs": float(self.num_epochs),
         }
 
 
@@ -92,7 +63,7 @@ class Lesson:
     targets: Targets
     behaviour_log_ratios: Floats
     is_judged: bool
-    progress: Progress
+    progress: PPOProgress
 
     @property
     def first(self) -> Floats:
@@ -200,8 +171,8 @@ class PPOLearner:
             ),
         }
 
-    def _optimise(self, loader: Loader, version: int, order: np.random.Generator) -> Progress:
-        config, progress = self._config, Progress()
+    def _optimise(self, loader: Loader, version: int, order: np.random.Generator) -> PPOProgress:
+        config, progress = self._config, PPOProgress()
         for _ in range(config.num_epochs):
             first = len(progress.log_ratios)
             for minibatch in loader.epoch(order):
@@ -213,7 +184,7 @@ class PPOLearner:
                 break
         return progress
 
-    def _update(self, loader: Loader, minibatch: Minibatch, version: int, progress: Progress) -> None:
+    def _update(self, loader: Loader, minibatch: Minibatch, version: int, progress: PPOProgress) -> None:
         """One optimiser step on a minibatch."""
         ent_coef = self._config.ent_coef_at(version)
         loss, grad = 0.0, self._parameters.grad
@@ -371,7 +342,3 @@ def staleness_metrics(log_ratios: Floats) -> Metrics:
 
 def _kl(log_ratios: list[Tensor]) -> float:
     return approx_kl(torch.cat(log_ratios).cpu().numpy())
-
-
-def _mean(values: list[Tensor]) -> float:
-    return float(torch.stack(values).mean())
