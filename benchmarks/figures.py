@@ -4,6 +4,7 @@
 ``timeline``  who worked when in the latter, with the dial at 0 and at 1
 ``console``   the live display as a terminal shows it in the middle of a run
 ``colorlines``  what Color Lines was learned to, from benchmarks/results/colorlines*.json
+``skills``    what teams with and without skills learn, from benchmarks/results/hmasd.json and lbf.json
 
 ``python benchmarks/figures.py`` writes them to docs/images/; ``--only NAME`` makes one of them.
 """
@@ -50,6 +51,16 @@ GAMES = {
 """Contestants of benchmarks/colorlines.py: name and colour."""
 PANELS = {"colorlines": "with and without replay, three seeds", "colorlines_long": "one long run"}
 """Results of benchmarks/colorlines.py by name, and what they show."""
+TEAMS = {
+    "hmasd": ("HMASD", "#0a9396"),
+    "async": ("HMASD at k = 2", "#94d2bd"),
+    "mappo": ("MAPPO", "#5b6b7f"),
+    "lbf-hmasd": ("HMASD", "#0a9396"),
+    "lbf-mappo": ("MAPPO", "#5b6b7f"),
+}
+"""Contestants of benchmarks/hmasd.py: name and colour."""
+TASKS = {"hmasd": ("Alice and Bob", "success"), "lbf": ("Level-based foraging, cooperative", "return")}
+"""Results of benchmarks/hmasd.py by name: what was trained, and what its curve shows."""
 RESULTS = REPOSITORY / "benchmarks" / "results"
 RECIPES = {"cartpole-ppo": SYNC, "cartpole-ppo-async": ASYNC}
 DEGREES = {0: SYNC, 1: ASYNC}
@@ -161,6 +172,31 @@ def colorlines(out: Path, runs: Path, seeds: int) -> None:
     panels[0].set_ylim(bottom=0)
     panels[0].set_ylabel("score, mean of 100 games")
     figure.savefig(out / "colorlines-scores.png", dpi=160)
+
+
+def skills(out: Path, runs: Path, seeds: int) -> None:
+    """What teams learn over environment steps, one line for each seed."""
+    figure, panels = plt.subplots(1, len(TASKS), figsize=(5 * len(TASKS), 3.8), layout="constrained")
+    for axes, (name, (title, key)) in zip(panels, TASKS.items(), strict=True):
+        kept = json.loads((RESULTS / f"{name}.json").read_text())
+        axes.set_title(title)
+        for contestant, runs_of in kept["runs"].items():
+            label, colour = TEAMS[contestant]
+            for run in runs_of:
+                steps = [point["env_steps"] / 1e6 for point in run["curve"]]
+                scores = [point[key] for point in run["curve"]]
+                axes.plot(steps, scores, color=colour, lw=1.4, alpha=0.85, label=label)
+                label = ""
+        level = max(kept["at_random"].values())
+        axes.axhline(level, color="#999999", lw=1, ls="--")
+        axes.text(0, level, " at random", color="#666666", va="bottom", fontsize=9)
+        axes.set_xlabel("environment steps in millions")
+        axes.set_ylabel("share of episodes solved" if key == "success" else "return")
+        axes.set_xlim(left=0)
+        axes.set_ylim(-0.03, 1.05)
+        axes.legend(frameon=False, loc="center right")
+        _tidy(axes)
+    figure.savefig(out / "skills.png", dpi=160)
 
 
 # ---------------------------------------------------------------- who worked when
@@ -322,7 +358,13 @@ def _colour(style: Style) -> tuple[int, ...]:
 
 # ---------------------------------------------------------------- command line
 
-FIGURES = {"colorlines": colorlines, "returns": returns, "timeline": timeline, "console": console}
+FIGURES = {
+    "colorlines": colorlines,
+    "skills": skills,
+    "returns": returns,
+    "timeline": timeline,
+    "console": console,
+}
 
 
 def main() -> int:

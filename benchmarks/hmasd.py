@@ -4,10 +4,11 @@
 environment steps) once for each seed, and then plays ``--games`` episodes with the last weights. Runs end for
 good or not at all, so what counts is how many seeds end well, not a mean. ``--also mappo``, ``--also async``,
 ``--also lbf-mappo`` train more beside it; ``--only`` trains others instead. ``--jobs 2`` runs two seeds at
-a time. Processor time is that of a run with all its processes.
+a time. Processor time is that of a run with all its processes. Beside each stands what agents get that act
+at random. With ``--out FILE`` the figures are kept; ``benchmarks/figures.py --only skills`` draws them.
 
 Bars: with at least three of five seeds 90 % of the episodes are solved, and no seed takes more than 40
-processor minutes.
+processor minutes; where foraging is trained, each seed gets 30 % of all food more than random actions do.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from common import ONE_THREAD, conclude, median, offbeat_command, parser, say
 
+import offbeat
+from offbeat.envs.teams import make_team, random_actions
 from offbeat.observe.events import read_events, read_rounds
 
 RECIPES = {
@@ -37,6 +41,7 @@ RECIPES = {
 }
 """What each is trained with."""
 BAR_SUCCESS, BAR_SHARE, BAR_CPU_MIN = 0.9, 0.6, 40.0
+BAR_ABOVE_RANDOM = 0.3
 
 
 @dataclass
@@ -101,6 +106,20 @@ def judge(run_dir: Path, games: int) -> dict[str, float]:
     metrics: dict[str, float] = json.loads(done.stdout.splitlines()[-1])["metrics"]
     kept = ("return_mean", "success_rate", "length_mean", "skill_diversity", "skill_discriminator_accuracy")
     return {name: metrics[f"eval/{name}"] for name in kept if f"eval/{name}" in metrics}
+
+
+def play_randomly(recipe: str, games: int) -> float:
+    """Mean return of teams that take any legal action with equal probability."""
+    rng, team = np.random.default_rng(1), make_team(offbeat.load_config(recipe).env, games)
+    view = team.reset(1)
+    total, is_on = 0.0, np.ones(games, np.bool_)
+    while is_on.any():
+        step = team.step(random_actions(team, view, rng), is_on)
+        total += float(step.rewards[is_on].sum())
+        is_on &= ~(step.terminated | step.truncated)
+        view = step.view
+    team.close()
+    return total / games
 
 
 def curve(run_dir: Path) -> list[dict[str, float]]:
@@ -172,11 +191,27 @@ def main() -> int:
         runs = options.keep or Path(scratch)
         runs.mkdir(parents=True, exist_ok=True)
         found = measure(names, options, runs)
+    at_random = {name: play_randomly(*RECIPES[name], 10 * options.games) for name in names}
     for name, results in found.items():
-        scores = [result.get("success_rate", result["return_mean"]) for result in results]
-        say(f"{name:13} median {median(scores):.2f} of {[round(score, 2) for score in scores]}")
-    holds = options.quick or meets_bars(found.get("hmasd", []))
-    return conclude({"seeds": options.seeds, "runs": found}, holds, options)
+        scores = [result["return_mean"] for result in results]
+        say(
+            f"{name:13} return: median {median(scores):.2f} of {[round(score, 2) for score in scores]},"
+            f" at random {at_random[name]:.3f}"
+        )
+    holds = meets_bars(found.get("hmasd", [])) and forages(found, at_random)
+    return conclude(
+        {"seeds": options.seeds, "at_random": at_random, "runs": found}, options.quick or holds, options
+    )
+
+
+def forages(found: dict[str, list[dict[str, Any]]], at_random: dict[str, float]) -> bool:
+    """Every team that was trained to forage is far above random actions."""
+    return all(
+        result["return_mean"] >= at_random[name] + BAR_ABOVE_RANDOM
+        for name, results in found.items()
+        if name.startswith("lbf")
+        for result in results
+    )
 
 
 def meets_bars(results: list[dict[str, Any]]) -> bool:

@@ -99,3 +99,21 @@ def test_minatar_breakout_learns_from_pictures(tmp_path: Path) -> None:
     pytest.importorskip("minatar", reason="needs offbeat[minatar]")
     result = train("minatar-breakout-ppo", tmp_path, rounds=120)
     assert result.metrics["rollout/return_mean_100"] > 2.0
+
+
+@pytest.mark.slow
+def test_skills_solve_alice_and_bob_where_rewards_alone_do_not(tmp_path: Path) -> None:
+    solved, alone = (
+        train(recipe, tmp_path / recipe, {"runtime.kind": "inline"}, seed=1, rounds=320)
+        for recipe in ("alice-bob-hmasd", "alice-bob-mappo")
+    )
+    assert solved.metrics["eval/success_rate"] >= 0.9
+    assert solved.metrics["learn/first_ratio_max_dev"] <= 1e-5
+    assert alone.metrics["eval/success_rate"] < 0.5
+
+
+@pytest.mark.slow
+def test_a_team_learns_to_lift_food_together(tmp_path: Path) -> None:
+    pytest.importorskip("lbforaging", reason="needs offbeat[marl]")
+    result = train("lbf-coop-mappo", tmp_path, {"runtime.kind": "inline"}, rounds=100)
+    assert result.eval_return > 0.9, "of all food; agents that act at random get almost none"

@@ -390,6 +390,18 @@ def test_doctor_looks_at_the_machine_and_an_environment(capfd: pytest.CaptureFix
     assert "runtime." in findings["advice"]["text"]
 
 
+@pytest.mark.parametrize("env_id", ["offbeat/AliceAndBob-v0", "tests.unit.test_teams_loop:Leaving"])
+def test_doctor_measures_teams(env_id: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("doctor", "--env", env_id, "--json") == 0
+    findings = {row["name"]: row for row in json.loads(capfd.readouterr().out)["findings"]}
+    assert "us a step alone" in findings[env_id]["text"]
+
+
+def test_doctor_cannot_measure_what_is_no_environment(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("doctor", "--env", "tests.unit.test_cli:Path") != 0
+    assert "tests.unit.test_cli:Path" in capfd.readouterr().err
+
+
 def test_doctor_fails_when_torch_cannot_be_imported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

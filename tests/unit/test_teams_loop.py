@@ -18,6 +18,7 @@ from offbeat.envs.world import env_seed
 from offbeat.errors import EnvError
 
 HERE = "tests.unit.test_teams_loop"
+ENDS = ("terminated", "truncated")
 ARRAYS = ("next_obs", "next_state", "rewards", "terminated", "truncated")
 
 
@@ -82,6 +83,31 @@ class Counting(gymnasium.Env):
         if bad == "agents":
             return (first,)
         return first, np.full((2, 1) if bad == "shape" else (3, 1), -self.count, np.float32)
+
+
+class Masked(gymnasium.Env):
+    """Two agents whose observations say which of three actions are legal; each has an end of its own."""
+
+    def __init__(self, ends: Sequence[str] = ("terminated", "truncated"), actions: str = "discrete") -> None:
+        part = Dict({"observation": Box(-9, 9, (1,)), "action_mask": Box(0, 1, (3,), np.int8)})
+        self.observation_space = Tuple((part, part))
+        space = Discrete(3) if actions == "discrete" else Box(-1, 1, (3,))
+        self.action_space = Tuple((space, space))
+        self.ends = ends
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.count = 0
+        return self._seen(), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        flags = {name: [self.count > 1 and end == name for end in self.ends] for name in ENDS}
+        return self._seen(), np.array(1.5), flags["terminated"], flags["truncated"], {}
+
+    def _seen(self) -> Any:
+        first = {"observation": np.zeros(1, np.float32), "action_mask": np.array([1, 0, self.count % 2])}
+        return first, {**first, "action_mask": np.array([0, 1, 1])}
 
 
 class Stateful(Counting):
@@ -152,9 +178,6 @@ class Leaving:
         if not self._has_state:
             raise NotImplementedError
         return np.array([self._count, 42])
-
-    def close(self) -> None:
-        pass
 
     def _seen(self, agents: list[str]) -> dict[str, Any]:
         seen = {agent: np.full(1 if agent == "a" else 2, 10 + self._count, np.float32) for agent in agents}
@@ -363,10 +386,45 @@ def test_a_state_of_another_team_is_refused() -> None:
             other.load_state_dict(made.state_dict())
 
 
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        (("terminated", "truncated"), (False, True)),
+        (("truncated", "truncated"), (False, True)),
+        (("terminated", "terminated"), (True, False)),
+        (("terminated", "goes on"), (False, False)),
+    ],
+)
+def test_an_episode_ends_when_it_does_for_every_agent(
+    ends: tuple[str, str], expected: tuple[bool, bool]
+) -> None:
+    made = team("Masked", 1, ends=list(ends))
+    made.reset(1)
+    actions = np.array([[0, 1]])
+    assert not made.step(actions).terminated[0]
+    last = made.step(actions)
+    assert (last.terminated[0], last.truncated[0]) == expected
+    assert last.rewards.tolist() == [1.5]
+
+
+def test_masks_beside_observations_in_tuples_are_kept_to() -> None:
+    made = team("Masked", 1)
+    view = made.reset(1)
+    assert made.has_legal and view.legal is not None
+    assert view.legal[0].tolist() == [[True, False, False], [False, True, True]]
+    after = made.step(np.array([[0, 1]])).view.legal
+    assert after is not None and after[0].tolist() == [[True, False, True], [False, True, True]]
+
+
+def test_masks_of_actions_that_are_not_discrete_are_refused() -> None:
+    with pytest.raises(EnvError, match="only Discrete ones have masks"):
+        team("Masked", 1, actions="box")
+
+
 # ---------------------------------------------------------------- parallel environments
 
 
-def test_agents_that_leave_are_not_alive_and_see_zeros() -> None:
+def test_agents_that_leave_see_their_last_observation_and_then_zeros() -> None:
     made = team("Leaving", 1)
     view = made.reset(1)
     assert view.obs.tolist() == [[[10, 0], [10, 10], [10, 10]]]
@@ -378,7 +436,8 @@ def test_agents_that_leave_are_not_alive_and_see_zeros() -> None:
         [False, False, True],
         [False, False, True],
     ]
-    assert steps[1].view.obs.tolist() == [[[0, 0], [12, 12], [12, 12]]]
+    assert steps[1].next_obs.tolist() == [[[12, 0], [12, 12], [12, 12]]]
+    assert steps[2].next_obs.tolist() == [[[0, 0], [13, 13], [13, 13]]]
     assert np.array_equal(steps[1].next_obs, steps[1].view.obs)
     assert [step.rewards[0] for step in steps] == [3, 3, 2, 2, 1, 1]
     assert [sorted(given) for given in made._singles[0].env.given[1:4]] == [

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from offbeat.cli.output import EXIT_FAILED, JsonFlag, reporting, show_table
+from offbeat.errors import EnvError
+
+if TYPE_CHECKING:
+    from offbeat.config.models import EnvConfig
+
+Play = tuple[Callable[[int], object], Callable[[], None]]
+"""What takes the n-th step of some environments by random actions, and what closes them."""
 
 _EXTRAS = {
     "box2d": "box2d",
@@ -23,6 +31,7 @@ _EXTRAS = {
     "wandb": "wandb",
     "ray": "ray",
     "numba": "numba",
+    "marl": "lbforaging",
     "video": "imageio-ffmpeg",
 }
 _TORCH_PROBE = "import torch; print(torch.__version__, torch.get_num_threads(), torch.cuda.is_available())"
@@ -162,21 +171,55 @@ def measure_env(env_id: str) -> Iterator[Finding]:
 
 def step_cost_us(env_id: str, num_envs: int) -> float:
     """Microseconds of one step of ``num_envs`` environments together, by random actions."""
-    import numpy as np
-
     from offbeat.config.models import EnvConfig
-    from offbeat.envs import make_world
 
-    world = make_world(EnvConfig(id=env_id, num_envs=num_envs), num_envs)
-    world.reset(0)
-    world.single_action_space.seed(0)
-    choices = [np.stack([world.single_action_space.sample() for _ in range(num_envs)]) for _ in range(64)]
+    take_step, close = _random_play(EnvConfig(id=env_id, num_envs=num_envs))
     steps, start = 0, time.perf_counter()
     while (spent := time.perf_counter() - start) < _MEASURE_S:
-        world.step(choices[steps % len(choices)])
+        take_step(steps)
         steps += 1
-    world.close()
+    close()
     return spent / steps * 1e6
+
+
+def _random_play(config: EnvConfig) -> Play:
+    """Environments with one agent or with several, whichever they are."""
+    try:
+        return _random_world(config)
+    except EnvError:
+        with contextlib.suppress(EnvError):
+            return _random_team(config)
+        raise
+
+
+def _random_world(config: EnvConfig) -> Play:
+    import numpy as np
+
+    from offbeat.envs import make_world
+
+    world = make_world(config, config.num_envs)
+    world.reset(0)
+    space = world.single_action_space
+    space.seed(0)
+    choices = [np.stack([space.sample() for _ in range(config.num_envs)]) for _ in range(64)]
+    return lambda step: world.step(choices[step % len(choices)]), world.close
+
+
+def _random_team(config: EnvConfig) -> Play:
+    import numpy as np
+
+    from offbeat.envs.teams import make_team, random_actions
+
+    team, rng = make_team(config, config.num_envs), np.random.default_rng(0)
+    view = team.reset(0)
+    choices = [random_actions(team, view, rng) for _ in range(64)]
+
+    def take_step(step: int) -> None:
+        nonlocal view
+        actions = random_actions(team, view, rng) if team.has_legal else choices[step % len(choices)]
+        view = team.step(actions).view
+
+    return take_step, team.close
 
 
 def advice(step_us: float, cores: int) -> str:

@@ -45,6 +45,7 @@ def summary_rows(result: Result) -> dict[str, str]:
         "wall time": _wall(result),
         "steps per second": _rate(result),
         "evaluation return": "not evaluated" if result.eval_return is None else f"{result.eval_return:.1f}",
+        **_success(result),
         "max staleness": f"{result.max_staleness}{' (replayed)' if REPLAY_METRIC in result.metrics else ''}",
         "dropped samples": _count(result, "pace/dropped_samples"),
         **_losses(result),
@@ -53,6 +54,12 @@ def summary_rows(result: Result) -> dict[str, str]:
     }
     run = shlex.quote(str(result.run_dir))
     return rows | {verb: f"offbeat {verb} {run}" for verb in ("resume", "eval", "play", "replay")}
+
+
+def _success(result: Result) -> dict[str, str]:
+    """How often evaluation episodes ended well, where the environment tells."""
+    share = result.metrics.get("eval/success_rate")
+    return {} if share is None else {"evaluation success": f"{share:.0%}"}
 
 
 def _wall(result: Result) -> str:

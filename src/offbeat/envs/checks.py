@@ -20,10 +20,11 @@ def box_of(name: str, space: gymnasium.Space[Any]) -> gymnasium.spaces.Box:
         return gymnasium.spaces.Box(0.0, 1.0, (int(space.n),), np.float32)
     if isinstance(space, gymnasium.spaces.Box):
         return space
-    raise EnvError(
-        f"{name}: observations must be Box or Discrete, its observation_space is {space}; "
-        "wrap the environment with gymnasium.wrappers.FlattenObservation"
-    )
+    if isinstance(space, gymnasium.spaces.Tuple):
+        fix = "if it has a part for each of several agents, set algorithm.name=mappo or hmasd"
+    else:
+        fix = "wrap the environment with gymnasium.wrappers.FlattenObservation"
+    raise EnvError(f"{name}: observations must be Box or Discrete, its observation_space is {space}; {fix}")
 
 
 def check_action_space(name: str, space: gymnasium.Space[Any]) -> None:

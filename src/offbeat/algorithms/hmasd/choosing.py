@@ -77,19 +77,19 @@ class SkillWitness:
         self._right = np.zeros(2)
         self._judged = np.zeros(2)
 
-    def see(self, policy: TeamPolicy, result: TeamStep, counts: Bools) -> None:
-        """Note the skills in force and what the step led to."""
+    def see(self, policy: TeamPolicy, alive: Bools, result: TeamStep, counts: Bools) -> None:
+        """Note the skills in force and what the step led to; agents that had left have no part in it."""
         assert policy.skills is not None
         skills, obs, state = policy.skills[counts], result.next_obs[counts], result.next_state[counts]
-        own = skills[:, 1:].ravel()
-        rows = obs.reshape(len(own), -1)
+        acted = alive[counts]
+        own, rows = skills[:, 1:][acted], obs[acted]
         self._team_counts += np.bincount(skills[:, 0], minlength=len(self._team_counts))
         self._counts += np.bincount(own, minlength=len(self._counts))
         np.add.at(self._sums, own, rows)
         np.add.at(self._squares, own, np.square(rows))
         team, individual = self._discriminators.guess(state, obs, skills[:, 0])
-        self._right += (team == skills[:, 0]).sum(), (individual == skills[:, 1:]).sum()
-        self._judged += team.size, individual.size
+        self._right += (team == skills[:, 0]).sum(), (individual[acted] == own).sum()
+        self._judged += team.size, own.size
 
     def metrics(self) -> Metrics:
         """Usage, diversity and accuracy over all judged steps."""

@@ -179,6 +179,12 @@ class Lessons:
         """Go on from a saved state."""
         self._arrays = {name: np.array(array) for name, array in state["arrays"].items()}
         self._next = int(state["next"])
+        if self._capacity not in (None, len(self)):  # it may be another one than before: the newest stay
+            self._arrays = {
+                name: np.roll(array, -self._next, axis=0)[-self._capacity :]
+                for name, array in self._arrays.items()
+            }
+            self._next = 0
 
 
 def lessons_of(data: TeamRound) -> dict[str, Array]:

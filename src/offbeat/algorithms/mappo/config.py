@@ -31,7 +31,8 @@ class MAPPOConfig(AlgorithmConfig):
     )
     sync_unit: SampleUnit = Field(
         "env_steps",
-        description="What sync_batch_size counts: steps of an environment, or those of its agents.",
+        description="What sync_batch_size counts: steps of an environment, or those of its agents; a round"
+        " goes on to the end of the step in which it is reached.",
     )
     batch_rule: BatchRule = Field(
         "fixed",
@@ -106,8 +107,9 @@ class MAPPOConfig(AlgorithmConfig):
     max_first_ratio_dev: float | None = Field(
         1e-5,
         gt=0,
-        description="With off_policy_degree 0, end the run when a ratio before the first step is further"
-        " from 1 than this: the data would not be on-policy. null: report only.",
+        description="Where all samples of a round are fresh, as always with off_policy_degree 0, end the"
+        " run when a ratio before the first step is further from 1 than this: they would not be on-policy."
+        " null: report only.",
     )
 
     def resolved(self, config: RunConfig) -> Self:
@@ -136,8 +138,8 @@ class MAPPOConfig(AlgorithmConfig):
         return found
 
     def samples_per_segment(self, config: RunConfig) -> int | None:
-        """Environment steps in one segment; None where agents are counted, who are not known yet."""
-        if self.sync_unit == "agent_steps":
+        """Environment steps in one segment; None where they are not known beforehand."""
+        if self.sync_unit == "agent_steps" or self.batch_rule != "fixed":
             return None
         return self.steps_of(self.sync_batch_size, envs_per_round(config), 1) * config.envs_per_worker
 

@@ -25,8 +25,14 @@ class Witness(Protocol):
         """Take published weights, and forget what was seen."""
         ...
 
-    def see(self, policy: TeamPolicy, result: TeamStep, counts: NDArray[np.bool_]) -> None:
-        """A step was taken; ``counts`` ``[N]`` says in which environments it is judged."""
+    def see(
+        self,
+        policy: TeamPolicy,
+        alive: NDArray[np.bool_],
+        result: TeamStep,
+        counts: NDArray[np.bool_],
+    ) -> None:
+        """The agents ``alive`` ``[N, A]`` took a step; ``counts`` ``[N]`` says where it is judged."""
         ...
 
     def metrics(self) -> Metrics:
@@ -77,19 +83,20 @@ class TeamEvaluator:
         lengths: list[int] = []
         successes: list[bool] = []
         while missing.any():
-            result = team.step(self._policy.act(view, deterministic=self._config.deterministic))
+            counts = missing > 0
+            result = team.step(self._policy.act(view, deterministic=self._config.deterministic), counts)
             if self._witness is not None:
-                self._witness.see(self._policy, result, missing > 0)
+                self._witness.see(self._policy, view.alive, result, counts)
             view, ended = result.view, result.terminated | result.truncated
             self._policy.ended(ended)
             totals += result.rewards
-            steps += 1
-            for env in np.flatnonzero(ended & (missing > 0)):
+            steps += counts
+            for env in np.flatnonzero(ended):
                 returns.append(float(totals[env]))
                 lengths.append(int(steps[env]))
                 if result.success is not None:
                     successes.append(bool(result.success[env]))
-            missing[ended] = np.maximum(missing[ended] - 1, 0)
+            missing[ended] -= 1
             totals[ended], steps[ended] = 0, 0
             if steps.max() > MAX_EPISODE_STEPS:
                 raise EvalError(

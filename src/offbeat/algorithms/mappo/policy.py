@@ -103,6 +103,8 @@ class TeamPolicy:
                 f"expected observations of shape {(spec.num_agents, spec.obs_size)} or a batch of them,"
                 f" got {np.shape(obs)}"
             )
+        if legal is None and spec.has_legal:
+            raise OffbeatError("not every action is always legal here: give act(obs, legal=...)")
         if len(self._memory) != len(seen):
             self._begin(len(seen))
         skills = self._choose(seen, state, deterministic)

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from offbeat.envs.teams.make import make_shown_team, make_team
-from offbeat.envs.teams.team import Team, TeamStep, View
+from offbeat.envs.teams.team import Team, TeamStep, View, random_actions
 
-__all__ = ["Team", "TeamStep", "View", "make_shown_team", "make_team"]
+__all__ = ["Team", "TeamStep", "View", "make_shown_team", "make_team", "random_actions"]

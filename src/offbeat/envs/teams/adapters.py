@@ -150,6 +150,27 @@ class Hands:
         if counts.min() < counts.max():
             self.legal = np.arange(counts.max()) < counts[:, None]
 
+    def check_masks(self, has_masks: bool) -> bool:
+        """Whether there is anything to say about what is legal; masks are for discrete actions only."""
+        if has_masks and not self._is_discrete:
+            raise EnvError(
+                f"it has an {MASK}, but its actions are {self.space}; only Discrete ones have masks"
+            )
+        return has_masks or self.legal is not None
+
+    def allow(self, agent: int, mask: Any, legal: Bools) -> None:
+        """Fill in which actions ``[K]`` an agent may take: those it has, and of these those of a mask."""
+        legal[:] = True if self.legal is None else self.legal[agent]
+        if mask is None:
+            return
+        allowed: NDArray[np.bool_] = np.asarray(mask, np.bool_)
+        legal[: len(allowed)] &= allowed
+        if not legal.any():
+            raise EnvError(
+                f"the {MASK} of agent {self._names[agent]} allows nothing; an agent that is still there "
+                "needs at least one legal action"
+            )
+
     def give(self, agent: int, action: Any) -> Any:
         """An agent's action as its environment takes it; never a view, environments may keep it."""
         if not self._is_discrete:
@@ -214,15 +235,13 @@ class TupleSingle:
         self.obs_size = max(eye.size for eye in self._eyes)
         self.state_size = self.num_agents * self.obs_size if state is None else state.size
         self.single_action_space = self._hands.space
-        self.has_legal = self._hands.legal is not None
+        self.has_legal = self._hands.check_masks(any(eye.has_mask for eye in self._eyes))
         self.has_success = self._known.has_success if self._known else "is_success" in info
 
     def reset(self, seed: int | None, rows: Rows) -> None:
         """Start an episode."""
         seen, _ = self.env.reset(seed=seed)
         rows.alive[:] = True
-        if rows.legal is not None and self._hands.legal is not None:
-            rows.legal[:] = self._hands.legal
         self._write(seen, rows)
 
     def step(self, actions: Sequence[Any], rows: Rows) -> Outcome:
@@ -230,7 +249,7 @@ class TupleSingle:
         given = tuple(self._hands.give(agent, action) for agent, action in enumerate(actions))
         seen, rewards, ended, cut_off, info = self.env.step(given)
         self._write(seen, rows)
-        terminated, truncated = _all(ended), _all(cut_off)
+        terminated, truncated = _ends(ended, cut_off)
         if self._known is None:
             return Outcome(_total(rewards), terminated, truncated, bool(info.get("is_success", False)))
         is_solved = terminated and self._known.is_solved(self._plain)
@@ -243,8 +262,10 @@ class TupleSingle:
     def _write(self, seen: Any, rows: Rows) -> None:
         if len(seen) != self.num_agents:
             raise EnvError(f"observations of {len(seen)} agents were returned, it has {self.num_agents}")
-        for eye, part, row in zip(self._eyes, seen, rows.obs, strict=True):
-            eye.write(part, row)
+        for agent, (eye, part) in enumerate(zip(self._eyes, seen, strict=True)):
+            eye.write(part, rows.obs[agent])
+            if rows.legal is not None:
+                self._hands.allow(agent, part[MASK] if eye.has_mask else None, rows.legal[agent])
         rows.state[:] = np.ravel(self._plain.state()) if self._has_state else rows.obs.ravel()
 
 
@@ -254,8 +275,9 @@ class TupleSingle:
 class ParallelSingle:
     """A parallel environment in PettingZoo's sense.
 
-    Its rewards are summed over agents. Agents that have left see zeros; the episode ends with the last of
-    them, and counts as truncated when the time of one that was still there was up. ``state()`` gives the
+    Its rewards are summed over agents. An agent that leaves sees its last observation, and zeros from then
+    on; the episode ends with the last agent, and counts as truncated when the time of one that was still
+    there was up. ``state()`` gives the
     state where it works, else it is all observations side by side. An ``action_mask`` in infos, or beside an
     ``observation``, says which actions are legal.
     """
@@ -276,14 +298,13 @@ class ParallelSingle:
         self.single_action_space = self._hands.space
         has_masks = any(eye.has_mask for eye in self._eyes)
         has_masks = has_masks or any(MASK in (infos.get(agent) or {}) for agent in self._agents)
-        is_discrete = isinstance(self.single_action_space, gymnasium.spaces.Discrete)
-        self.has_legal = is_discrete and (has_masks or self._hands.legal is not None)
+        self.has_legal = self._hands.check_masks(has_masks)
         self.has_success = False
 
     def reset(self, seed: int | None, rows: Rows) -> None:
         """Start an episode."""
         seen, infos = self.env.reset(seed=seed)
-        self._write(seen, infos, self.env.agents, rows)
+        self._write(seen, infos, self.env.agents, self.env.agents, rows)
 
     def step(self, actions: Sequence[Any], rows: Rows) -> Outcome:
         """Take one action of each agent that is still there."""
@@ -295,38 +316,32 @@ class ParallelSingle:
         }
         seen, rewards, ended, cut_off, infos = self.env.step(given)
         is_over = not self.env.agents or all(ended.get(name) or cut_off.get(name) for name in given)
-        # The last observations of an episode are those of the agents that were there until its end.
-        self._write(seen, infos, given if is_over else self.env.agents, rows)
+        # At an episode's end, those who were there until then count as still there.
+        self._write(seen, infos, given, given if is_over else self.env.agents, rows)
         is_late = any(cut_off.get(name) for name in given)
         return Outcome(_total(list(rewards.values())), is_over and not is_late, is_over and is_late)
 
     def close(self) -> None:
-        """Close the environment."""
-        self.env.close()
+        """Close the environment, if it can be."""
+        if callable(getattr(self.env, "close", None)):
+            self.env.close()
 
-    def _write(self, seen: Mapping[Any, Any], infos: Mapping[Any, Any], there: Any, rows: Rows) -> None:
+    def _write(
+        self, seen: Mapping[Any, Any], infos: Mapping[Any, Any], shown: Any, there: Any, rows: Rows
+    ) -> None:
+        """Write what the agents ``shown`` see; those ``there`` are alive."""
         rows.obs[:] = 0.0
         for agent, name in enumerate(self._agents):
             rows.alive[agent] = is_there = name in there
-            if is_there:
+            if name in shown and (is_there or name in seen):
                 self._eyes[agent].write(seen[name], rows.obs[agent])
             if rows.legal is not None:
-                rows.legal[agent] = True if self._hands.legal is None else self._hands.legal[agent]
-                if is_there:
-                    self._mask(agent, seen[name], infos.get(name) or {}, rows.legal[agent])
+                mask = self._mask(agent, seen[name], infos.get(name) or {}) if is_there else None
+                self._hands.allow(agent, mask, rows.legal[agent])
         rows.state[:] = np.ravel(self.env.state()) if self._has_state else rows.obs.ravel()
 
-    def _mask(self, agent: int, seen: Any, info: Mapping[str, Any], legal: Bools) -> None:
-        mask = seen[MASK] if self._eyes[agent].has_mask else info.get(MASK)
-        if mask is None:
-            return
-        allowed: NDArray[np.bool_] = np.asarray(mask, np.bool_)
-        legal[: len(allowed)] &= allowed
-        if not legal.any():
-            raise EnvError(
-                f"the {MASK} of agent {self._agents[agent]} allows nothing; an agent that is still there "
-                "needs at least one legal action"
-            )
+    def _mask(self, agent: int, seen: Any, info: Mapping[str, Any]) -> Any:
+        return seen[MASK] if self._eyes[agent].has_mask else info.get(MASK)
 
 
 # ---------------------------------------------------------------- what environments return
@@ -344,8 +359,14 @@ def _state_of(env: Any) -> Array | None:
 
 
 def _total(rewards: Any) -> float:
-    return float(sum(rewards) if isinstance(rewards, (list, tuple, np.ndarray)) else rewards)
+    return float(np.sum(rewards))
 
 
-def _all(flags: Any) -> bool:
-    return bool(all(flags) if isinstance(flags, (list, tuple, np.ndarray)) else flags)
+def _ends(terminated: Any, truncated: Any) -> tuple[bool, bool]:
+    """Whether an episode ended, and whether it was cut off, from flags that may be one for each agent.
+
+    It is over when it is for every agent, and cut off when the time of one of them was up.
+    """
+    ended, cut_off = np.atleast_1d(terminated), np.atleast_1d(truncated)
+    is_over, is_late = bool(np.all(ended | cut_off)), bool(cut_off.any())
+    return is_over and not is_late, is_over and is_late

@@ -19,9 +19,14 @@ NUM_COOKS = 2
 Info = dict[str, Any]
 
 
-def make(layout: str = "cramped_room", horizon: int = 400, shaping: float = 0.0) -> OvercookedEnv:
+def make(
+    layout: str = "cramped_room",
+    horizon: int = 400,
+    shaping: float = 0.0,
+    render_mode: str | None = None,
+) -> OvercookedEnv:
     """Make a kitchen by the name of its layout; see `OvercookedEnv`."""
-    return OvercookedEnv(layout, horizon, shaping)
+    return OvercookedEnv(layout, horizon, shaping, render_mode)
 
 
 class OvercookedEnv(gymnasium.Env[tuple[Floats, ...], tuple[int, ...]]):

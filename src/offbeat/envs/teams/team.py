@@ -87,3 +87,15 @@ class Team(Protocol):
     def close(self) -> None:
         """Free what the environments hold."""
         ...
+
+
+def random_actions(team: Team, view: View, rng: np.random.Generator) -> Array:
+    """Actions ``[N, A, ...]``, each legal one as likely as any other."""
+    space, shape = team.single_action_space, view.alive.shape
+    if not isinstance(space, gymnasium.spaces.Discrete):
+        space.seed(int(rng.integers(2**31)))
+        drawn = np.stack([space.sample() for _ in range(view.alive.size)])
+        return drawn.reshape(*shape, *drawn.shape[1:])
+    odds = rng.random((*shape, int(space.n)))
+    actions: Array = (odds if view.legal is None else odds * view.legal).argmax(axis=-1)
+    return actions
