@@ -89,9 +89,11 @@ def median(values: Sequence[float]) -> float:
 
 
 def rounded(value: Any, digits: int = 4) -> Any:
-    """The same tree of figures with its floats rounded; None for what is no number."""
+    """The same tree of figures with its floats rounded, small ones to two digits; None for no number."""
     if isinstance(value, float):
-        return round(value, digits) if value == value and abs(value) != float("inf") else None
+        if value != value or abs(value) == float("inf"):
+            return None
+        return round(value, digits) if abs(value) >= 0.1**digits else float(f"{value:.2g}")
     if isinstance(value, Mapping):
         return {name: rounded(item, digits) for name, item in value.items()}
     if isinstance(value, list | tuple):

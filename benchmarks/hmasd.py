@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -58,6 +60,7 @@ class Run:
 def start(name: str, seed: int, runs: Path, overrides: tuple[str, ...]) -> Run:
     """Begin to train."""
     directory = runs / f"{name}-{seed}"
+    shutil.rmtree(directory, ignore_errors=True)  # of a run that was interrupted
     settings = (
         f"run.seed={seed}",
         f"run.dir={directory}",
@@ -72,6 +75,11 @@ def start(name: str, seed: int, runs: Path, overrides: tuple[str, ...]) -> Run:
     return Run(name, seed, directory, process, time.perf_counter())
 
 
+def result_file(runs: Path, name: str, seed: int) -> Path:
+    """Where the figures of one run are kept, so that ``--keep`` can go on where it was interrupted."""
+    return runs / f"{name}-{seed}.json"
+
+
 def finished(running: list[Run]) -> tuple[Run, float]:
     """Wait for the first of some runs to end; return it and its processor seconds."""
     pid, status, used = os.wait4(-1, 0)
@@ -84,7 +92,12 @@ def finished(running: list[Run]) -> tuple[Run, float]:
 
 def train_all(names: list[str], options: Any, runs: Path) -> Iterator[tuple[Run, float, float]]:
     """Train every contestant with every seed, some at a time; yields each with processor and wall seconds."""
-    waiting = [(name, seed) for seed in range(1, options.seeds + 1) for name in names]
+    waiting = [
+        (name, seed)
+        for seed in range(1, options.seeds + 1)
+        for name in names
+        if not result_file(runs, name, seed).exists()
+    ]
     running: list[Run] = []
     try:
         while waiting or running:
@@ -95,7 +108,7 @@ def train_all(names: list[str], options: Any, runs: Path) -> Iterator[tuple[Run,
             yield run, cpu_s, time.perf_counter() - run.started_s
     finally:
         for run in running:
-            run.process.kill()
+            run.process.send_signal(signal.SIGINT)
             run.process.wait()
 
 
@@ -150,7 +163,6 @@ def first_ratio(run_dir: Path) -> float:
 
 def measure(names: list[str], options: Any, runs: Path) -> dict[str, list[dict[str, Any]]]:
     """Train and judge everything."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for run, cpu_s, wall_s in train_all(names, options, runs):
         last = read_rounds(run.directory / "events.jsonl")[-1]["metrics"]
         result = {
@@ -163,14 +175,15 @@ def measure(names: list[str], options: Any, runs: Path) -> dict[str, list[dict[s
             **judge(run.directory, options.games),
             "curve": curve(run.directory),
         }
-        found[run.name].append(result)
+        result_file(runs, run.name, run.seed).write_text(json.dumps(result))
         say(
             f"{run.name:13} seed {run.seed}  {result['cpu_minutes']:5.1f} CPU-min"
             f"  {result['env_steps'] / 1e6:4.1f} M steps  return {result['return_mean']:7.3f}"
             f"  success {result.get('success_rate', float('nan')):5.2f}"
             f"  first ratio within {result['first_ratio_max_dev']:.1e}"
         )
-    return found
+    seeds = range(1, options.seeds + 1)
+    return {name: [json.loads(result_file(runs, name, seed).read_text()) for seed in seeds] for name in names}
 
 
 def main() -> int:
@@ -181,7 +194,7 @@ def main() -> int:
     options_of.add_argument("--only", action="append", choices=RECIPES, help="train these instead")
     options_of.add_argument("--also", action="append", choices=RECIPES, help="train these, too")
     options_of.add_argument("--set", action="append", metavar="KEY=VALUE", help="a setting of every run")
-    options_of.add_argument("--keep", type=Path, help="keep the run directories here")
+    options_of.add_argument("--keep", type=Path, help="keep runs here; those that are there are not repeated")
     options = options_of.parse_args()
     if options.quick:
         options.seeds, options.games = 1, 8
