@@ -132,6 +132,7 @@ def test_torn_events_are_cut_off_and_written_on(run: Path, final_digest: str) ->
     assert read_events(path)[-1]["kind"] == "finish"
 
 
+@pytest.mark.slow
 def test_random_damage_is_never_loaded_and_never_ends_in_a_traceback() -> None:
     command = [
         sys.executable,

@@ -226,6 +226,7 @@ def test_evaluation_that_kills_its_process_costs_itself_only(tmp_path: Path) -> 
     assert all("SIGSEGV" in text for text in keep.notices)
 
 
+@pytest.mark.slow
 def test_asynchronous_run_killed_half_way_can_be_resumed_and_replayed(tmp_path: Path) -> None:
     directory = tmp_path / "killed"
     dial = "async_training.off_policy_degree=3"

@@ -59,7 +59,7 @@ def states(run_dir: Path, component: str) -> list[str]:
     return [e["state"] for e in events if e["kind"] == "health" and e["component"] == component]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_lost_collector_changes_nothing(number: signal.Signals, small_run: Run, shared_ray: None) -> None:
     healthy = small_run({"runtime.kind": "inline"}, name="healthy")
     strike = Strike("CollectorActor", number)
@@ -95,6 +95,7 @@ def test_run_survives_the_loss_of_its_learner(small_run: Run, shared_ray: None) 
     assert result.digest == reference.digest
 
 
+@pytest.mark.slow
 def test_killed_evaluator_never_stops_training(small_run: Run, shared_ray: None) -> None:
     strike = Strike("EvaluatorActor", signal.SIGKILL, after=6)
     settings = {
@@ -125,7 +126,7 @@ class Dies:
         return {"eval/return_mean": 1.0, "eval/pid": float(os.getpid())}
 
 
-@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("is_async", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_evaluator_that_dies_at_work_costs_one_evaluation(
     is_async: bool, tmp_path: Path, shared_ray: None
 ) -> None:

@@ -177,6 +177,7 @@ def test_signals_are_passed_on_once_each(guarded: Run, number: int) -> None:
     assert process.wait(timeout=10) == 128 + signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_second_signal_ends_a_child_that_does_not_answer(guarded: Run) -> None:
     process = guarded('say("here"); time.sleep(60)')
     assert process.stdout is not None

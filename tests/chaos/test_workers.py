@@ -132,7 +132,7 @@ def test_collectors_killed_again_and_again_break_no_promise(small_run: Run) -> N
     assert_promises(result.run_dir, 2, 200)
 
 
-@pytest.mark.parametrize("degree", [0, 2])
+@pytest.mark.parametrize("degree", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_all_collectors_killed_at_once_come_back(degree: int, small_run: Run) -> None:
     hit = Hit({10}, signal.SIGKILL, at_once=2)
     result = small_run(rounds=30, off_policy_degree=degree, callbacks=[hit])
