@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offbeat import algorithms, launch
+from offbeat.algorithms.judging import MAX_EPISODE_STEPS
 from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
 from offbeat.config.models import RunConfig
 from offbeat.launch import Overrides, Result
@@ -126,7 +127,7 @@ def play(
         fps=fps,
         against=against,
         deterministic=config.eval.deterministic and not stochastic,
-        max_steps=playing.MAX_EPISODE_STEPS if max_steps is None else max_steps,
+        max_steps=MAX_EPISODE_STEPS if max_steps is None else max_steps,
         watch=watch,
     )
     manager = CheckpointManager(directory / "checkpoints")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import gymnasium
 import numpy as np
 
+from offbeat.algorithms.judging import MAX_EPISODE_STEPS
 from offbeat.config.errors import did_you_mean
 from offbeat.config.models import EnvConfig
 from offbeat.envs.make import make_single
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 DEFAULT_FPS = 6.0
 """For environments that do not say how fast they want to be seen."""
-MAX_EPISODE_STEPS = 200_000
-"""An episode longer than this is ended: it is taken for one that never ends by itself."""
 _BASELINES = {"offbeat/ColorLines-v0": "offbeat.envs.colorlines.baselines:BASELINES"}
 _RANDOM = "random"
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
+from offbeat.algorithms import judging
 from offbeat.algorithms.ppo import ALGORITHM, PPOConfig
-from offbeat.algorithms.ppo import evaluator as evaluator_module
 from offbeat.algorithms.ppo.evaluator import PPOEvaluator
 from offbeat.algorithms.ppo.policy import PPOPolicy
 from offbeat.config.models import EnvConfig, EvalConfig, RunConfig
@@ -58,7 +58,7 @@ def test_evaluating_again_begins_anew():
 
 
 def test_an_endless_episode_is_an_error(monkeypatch):
-    monkeypatch.setattr(evaluator_module, "MAX_EPISODE_STEPS", 50)
+    monkeypatch.setattr(judging, "MAX_EPISODE_STEPS", 50)
     evaluator, weights, _ = start((3, 10**9))
     with pytest.raises(EvalError, match=r"env\.max_episode_steps"):
         evaluator.evaluate(weights, seed=1)

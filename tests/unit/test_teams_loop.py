@@ -75,6 +75,10 @@ class Counting(gymnasium.Env):
         bad = self.fault if self.count == self.at_step else ""
         if bad == "raise":
             raise RuntimeError("no more")
+        if bad == "four":
+            return self._seen(), [1.0, 0.5], False, {}
+        if bad == "none":
+            return None
         rewards = [1.0, float("nan") if bad == "reward" else 0.5]
         return self._seen(bad), rewards, self.count >= self.length, False, {}
 
@@ -339,6 +343,8 @@ def test_actions_of_other_kinds_are_taken_when_all_agents_have_the_same() -> Non
         ("Stateful", "state", r"step\(\) of environment 1 returned a state with nan at feature 1"),
         ("Counting", "shape", r"environment 1 of 2: an observation of shape \(2, 1\) was returned"),
         ("Counting", "agents", "environment 1 of 2: observations of 1 agents were returned, it has 2"),
+        ("Counting", "four", r"environment 1 of 2: step\(\) returned 4 values; it has to return five"),
+        ("Counting", "none", r"environment 1 of 2: step\(\) returned a NoneType; it has to return five"),
     ],
 )
 def test_faults_name_the_environment(what: str, fault: str, message: str) -> None:

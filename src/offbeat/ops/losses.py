@@ -69,23 +69,24 @@ def value_loss(
         The loss ``[]`` and its gradient by ``values`` ``[M]``.
     """
     errors = values - targets
-    squares, gradient = _squares(errors, huber_delta), _slopes(errors, huber_delta) / len(values)
+    losses, gradient = huber(errors, huber_delta), _slopes(errors, huber_delta) / len(values)
     if old_values is not None:
         change = values - old_values
         bounded = old_values + change.clamp(-clip_coef, clip_coef) - targets
         gradient.mul_((change.abs() <= clip_coef) | (errors.abs() >= bounded.abs()))
-        squares = torch.maximum(squares, _squares(bounded, huber_delta))
+        losses = torch.maximum(losses, huber(bounded, huber_delta))
     if weights is not None:
-        squares, gradient = squares * weights, gradient * weights
-    return 0.5 * squares.mean(), gradient
+        losses, gradient = losses * weights, gradient * weights
+    return losses.mean(), gradient
 
 
-def _squares(errors: Tensor, delta: float | None) -> Tensor:
-    """Twice the loss of each error: its square, and beyond ``delta`` the tangent to it."""
+def huber(errors: Tensor, delta: float | None) -> Tensor:
+    """Loss of each error: half its square, and beyond ``delta``, unless None, the tangent to that."""
+    halves = 0.5 * errors.square()
     if delta is None:
-        return errors.square()
+        return halves
     sizes = errors.abs()
-    return torch.where(sizes <= delta, errors.square(), delta * (2 * sizes - delta))
+    return torch.where(sizes <= delta, halves, delta * (sizes - 0.5 * delta))
 
 
 def _slopes(errors: Tensor, delta: float | None) -> Tensor:

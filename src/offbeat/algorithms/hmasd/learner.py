@@ -23,6 +23,7 @@ from offbeat.models.coordinator import SkillCoordinator
 from offbeat.models.discriminators import Discriminators
 from offbeat.models.team_spec import TeamSpec
 from offbeat.models.trainee import Trainee
+from offbeat.ops.losses import huber
 from offbeat.ops.skills import mixed_rewards, period_advantages
 from offbeat.ops.statistics import approx_kl, explained_variance
 from offbeat.ops.value_norm import ValueNorm
@@ -243,21 +244,13 @@ class HMASDLearner(TeamLearner):
         surrogate = torch.minimum(ratio * advantages, clipped * advantages)
         if "weights" in samples:
             surrogate = surrogate * samples["weights"]
-        errors = self._errors(values - samples["values"])
+        errors = huber(values - samples["values"], config.huber_delta)
         if config.clip_vloss:
             old = samples["old_values"]
             near = old + (values - old).clamp(-config.clip_coef, config.clip_coef)
-            errors = torch.maximum(errors, self._errors(near - samples["values"]))
+            errors = torch.maximum(errors, huber(near - samples["values"], config.huber_delta))
         entropy = entropy_of(team) + entropy_of(own).sum(-1)
         return Terms(-surrogate.sum(-1).mean(), errors.sum(-1).mean(), entropy.mean(), log_ratio)
-
-    def _errors(self, difference: Tensor) -> Tensor:
-        """Half the square, linear beyond ``huber_delta``."""
-        delta = self._skills_config.huber_delta
-        if delta is None:
-            return 0.5 * difference.square()
-        size = difference.abs()
-        return torch.where(size <= delta, 0.5 * difference.square(), delta * (size - 0.5 * delta))
 
     # ------------------------------------------------------------ the discriminators
 

@@ -43,7 +43,9 @@ class MAPPOConfig(AlgorithmConfig):
         None, ge=1, description="Largest batch of a batch_rule; null: sync_batch_size."
     )
     num_epochs: int = Field(15, ge=1, description="Passes over a round's samples. Default of HMASD.")
-    num_minibatches: int = Field(1, ge=1, description="Optimiser steps of one pass. Default of HMASD.")
+    num_minibatches: int = Field(
+        1, ge=1, description="Optimiser steps of one pass, at most one for each chunk. Default of HMASD."
+    )
     grad_accumulation: int = Field(
         1,
         ge=1,

@@ -8,14 +8,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from offbeat.algorithms.judging import check_length, quotas, return_metrics
 from offbeat.algorithms.mappo.policy import TeamPolicy
 from offbeat.config.models import EvalConfig
 from offbeat.envs.teams import Team, TeamStep
-from offbeat.errors import EvalError
 from offbeat.types import Array, Metrics
-
-MAX_EPISODE_STEPS = 200_000
-"""An episode longer than this is taken for one that never ends."""
 
 
 class Witness(Protocol):
@@ -41,10 +38,7 @@ class Witness(Protocol):
 
 
 class TeamEvaluator:
-    """Plays exactly ``eval.episodes`` episodes.
-
-    Each environment plays a number fixed beforehand: taking the first to finish would favour short ones.
-    """
+    """Plays exactly ``eval.episodes`` episodes."""
 
     def __init__(
         self, config: EvalConfig, team: Team, policy: TeamPolicy, witness: Witness | None = None
@@ -61,22 +55,14 @@ class TeamEvaluator:
         if self._witness is not None:
             self._witness.load(weights)
         returns, lengths, successes = self._play(seed)
-        metrics = {
-            "eval/return_mean": float(np.mean(returns)),
-            "eval/return_std": float(np.std(returns)),
-            "eval/return_min": min(returns),
-            "eval/return_max": max(returns),
-            "eval/length_mean": float(np.mean(lengths)),
-            "eval/episodes": float(len(returns)),
-        }
+        metrics = return_metrics(returns, lengths)
         if successes:
             metrics["eval/success_rate"] = float(np.mean(successes))
         return metrics if self._witness is None else metrics | self._witness.metrics()
 
     def _play(self, seed: int) -> tuple[list[float], list[int], list[bool]]:
         team, num_envs = self._team, self._team.num_envs
-        episodes = self._config.episodes
-        missing = episodes // num_envs + (np.arange(num_envs) < episodes % num_envs)
+        missing = quotas(self._config.episodes, num_envs)
         view = team.reset(seed)
         totals, steps = np.zeros(num_envs), np.zeros(num_envs, np.int64)
         returns: list[float] = []
@@ -98,9 +84,5 @@ class TeamEvaluator:
                     successes.append(bool(result.success[env]))
             missing[ended] -= 1
             totals[ended], steps[ended] = 0, 0
-            if steps.max() > MAX_EPISODE_STEPS:
-                raise EvalError(
-                    f"an episode has not ended after {MAX_EPISODE_STEPS} steps;"
-                    " set env.max_episode_steps to a limit"
-                )
+            check_length(steps)
         return returns, lengths, successes

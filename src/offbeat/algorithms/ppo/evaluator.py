@@ -7,24 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from offbeat.algorithms.judging import check_length, quotas, return_metrics
 from offbeat.algorithms.ppo.config import ppo_config
 from offbeat.config.models import EvalConfig, RunConfig
 from offbeat.envs import World, make_world
-from offbeat.errors import EvalError
 from offbeat.models.actor import Actor, initial_memory, make_actor
 from offbeat.models.spec import NetworkSpec, network_spec
 from offbeat.roles import WorkerContext
 from offbeat.types import Array, Metrics
 
-MAX_EPISODE_STEPS = 200_000
-"""An episode longer than this is taken for one that never ends."""
-
 
 class PPOEvaluator:
-    """Plays exactly ``eval.episodes`` episodes.
-
-    Each environment plays a number fixed beforehand: taking the first to finish would favour short ones.
-    """
+    """Plays exactly ``eval.episodes`` episodes."""
 
     def __init__(self, config: EvalConfig, world: World, spec: NetworkSpec, actor: Actor) -> None:
         self._config = config
@@ -35,19 +29,11 @@ class PPOEvaluator:
     def evaluate(self, weights: Mapping[str, Array], seed: int) -> Metrics:
         """Return mean, deviation, least and largest return, mean length and number of episodes."""
         self._actor.load(weights)
-        returns, lengths = self._play(seed)
-        return {
-            "eval/return_mean": float(np.mean(returns)),
-            "eval/return_std": float(np.std(returns)),
-            "eval/return_min": min(returns),
-            "eval/return_max": max(returns),
-            "eval/length_mean": float(np.mean(lengths)),
-            "eval/episodes": float(len(returns)),
-        }
+        return return_metrics(*self._play(seed))
 
     def _play(self, seed: int) -> tuple[list[float], list[int]]:
         num_envs, rng = self._world.num_envs, np.random.default_rng(seed)
-        missing = _quotas(self._config.episodes, num_envs)
+        missing = quotas(self._config.episodes, num_envs)
         obs, memory = self._world.reset(seed), initial_memory(self._spec, num_envs)
         totals, steps = np.zeros(num_envs), np.zeros(num_envs, np.int64)
         ended = np.zeros(num_envs, np.bool_)
@@ -66,7 +52,7 @@ class PPOEvaluator:
                 lengths.append(int(steps[env]))
             missing[ended] = np.maximum(missing[ended] - 1, 0)
             totals[ended], steps[ended] = 0, 0
-            _check_length(steps)
+            check_length(steps)
         return returns, lengths
 
     def _act(self, obs: Array, memory: Array, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -76,18 +62,6 @@ class PPOEvaluator:
         if self._config.deterministic:
             return head.to_env(head.mode(outputs), stored), memory
         return head.to_env(head.sample(outputs, head.noise(rng, 1, len(obs))[0]), stored), memory
-
-
-def _quotas(num_episodes: int, num_envs: int) -> Array:
-    """Episodes each environment plays, ``[N]``, as even as can be."""
-    return num_episodes // num_envs + (np.arange(num_envs) < num_episodes % num_envs)
-
-
-def _check_length(steps: Array) -> None:
-    if steps.max() > MAX_EPISODE_STEPS:
-        raise EvalError(
-            f"an episode has not ended after {MAX_EPISODE_STEPS} steps; set env.max_episode_steps to a limit"
-        )
 
 
 @dataclass(frozen=True, slots=True)

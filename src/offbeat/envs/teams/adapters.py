@@ -247,7 +247,7 @@ class TupleSingle:
     def step(self, actions: Sequence[Any], rows: Rows) -> Outcome:
         """Take one action of each agent."""
         given = tuple(self._hands.give(agent, action) for agent, action in enumerate(actions))
-        seen, rewards, ended, cut_off, info = self.env.step(given)
+        seen, rewards, ended, cut_off, info = _five(self.env.step(given))
         self._write(seen, rows)
         terminated, truncated = _ends(ended, cut_off)
         if self._known is None:
@@ -314,7 +314,7 @@ class ParallelSingle:
             for agent, name in enumerate(self._agents)
             if name in there
         }
-        seen, rewards, ended, cut_off, infos = self.env.step(given)
+        seen, rewards, ended, cut_off, infos = _five(self.env.step(given))
         is_over = not self.env.agents or all(ended.get(name) or cut_off.get(name) for name in given)
         # At an episode's end, those who were there until then count as still there.
         self._write(seen, infos, given, given if is_over else self.env.agents, rows)
@@ -370,3 +370,14 @@ def _ends(terminated: Any, truncated: Any) -> tuple[bool, bool]:
     ended, cut_off = np.atleast_1d(terminated), np.atleast_1d(truncated)
     is_over, is_late = bool(np.all(ended | cut_off)), bool(cut_off.any())
     return is_over and not is_late, is_over and is_late
+
+
+def _five(returned: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """What ``step()`` returned, if it is what it has to be."""
+    if not isinstance(returned, tuple) or len(returned) != 5:
+        what = f"{len(returned)} values" if isinstance(returned, tuple) else f"a {type(returned).__name__}"
+        raise EnvError(
+            f"step() returned {what}; it has to return five:"
+            " observations, rewards, terminated, truncated, info"
+        )
+    return returned
