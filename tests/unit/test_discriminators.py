@@ -46,7 +46,11 @@ def torch_logits(net, state, obs, skills):
     return net.team(state), own
 
 
-@pytest.mark.parametrize("changes", [{}, {"activation": "tanh"}, {"layers": 3}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"activation": "tanh"}, {"discriminator_layers": 3}, {"discriminator_layers": 0}],
+    ids=str,
+)
 @pytest.mark.parametrize("num_rows", [1, 7])
 def test_mirror_agrees(changes, num_rows):
     spec = spec_of(**changes)
@@ -76,6 +80,14 @@ def test_an_agent_is_judged_by_the_team_skill_as_well():
     assert not torch.allclose(
         torch_logits(net, state, obs, skills)[1], torch_logits(net, state, obs, other)[1]
     )
+
+
+def test_without_hidden_layers_they_are_linear():
+    net = make(spec_of(discriminator_layers=0))
+    state, _, _ = sample(3)
+    first, second, third = net.team(torch.from_numpy(state))
+    between = torch.from_numpy(state[:1] + state[1:2] - state[2:])
+    torch.testing.assert_close(net.team(between)[0], first + second - third)
 
 
 def test_before_training_all_skills_are_about_as_likely():

@@ -102,10 +102,9 @@ def test_a_round_of_stale_samples_is_corrected():
 
 def test_values_go_on_beyond_a_truncation_and_end_with_a_termination():
     ends, cut = CountingTeam((4, 4)), CountingTeam((4, 4), truncates=(0, 1))
-    for team, goes_on in ((ends, False), (cut, True)):
-        collector, learner = make(
-            team=team, sync_batch_size=16, value_norm=False, norm_adv=False, gae_lambda=0.0
-        )
+    plain = {"sync_batch_size": 16, "value_norm": False, "norm_adv": False, "gae_lambda": 0.0}
+    for team, is_limit_an_end, goes_on in ((ends, False, False), (cut, False, True), (cut, True, False)):
+        collector, learner = make(team=team, ends_at_time_limit=is_limit_an_end, **plain)
         data = TeamRound.of([collector.collect(ticket(0), learner.weights())])
         judged = learner._judge(data)
         found = learner._targets(data, np.ones((8, 2, 2), np.float32), judged).advantages

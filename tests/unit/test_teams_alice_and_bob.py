@@ -81,10 +81,10 @@ def test_walls_hold_agents_and_moves_go_where_they_say() -> None:
     for move, cell in ((UP, (2, 4)), (DOWN, (4, 4)), (LEFT, (3, 3)), (RIGHT, (3, 5)), (STAY, (3, 4))):
         env.reset(options={"cells": [(3, 4), (6, 6)]})
         seen = env.step((move, STAY))[0][0]
-        assert seen[:2] * 7 == pytest.approx([cell[1], cell[0]])
+        assert (seen[:2] + 1) * 3.5 == pytest.approx([cell[1], cell[0]])
     for move, cell in ((UP, (0, 3)), (DOWN, (7, 3)), (LEFT, (3, 0)), (RIGHT, (3, 7))):
         env.reset(options={"cells": [cell, (5, 5)]})
-        assert env.step((move, STAY))[0][0][:2] * 7 == pytest.approx([cell[1], cell[0]])
+        assert (env.step((move, STAY))[0][0][:2] + 1) * 3.5 == pytest.approx([cell[1], cell[0]])
 
 
 @pytest.mark.parametrize("blocking", [False, True])
@@ -93,7 +93,7 @@ def test_blocking_forbids_meeting_and_changing_places(blocking: bool) -> None:
 
     def after(cells: list[tuple[int, int]], moves: tuple[int, int]) -> list[list[int]]:
         env.reset(options={"cells": cells})
-        return [(seen[:2] * 7).round().astype(int)[::-1].tolist() for seen in env.step(moves)[0]]
+        return [((seen[:2] + 1) * 3.5).round().astype(int)[::-1].tolist() for seen in env.step(moves)[0]]
 
     free = not blocking
     assert after([(2, 2), (2, 4)], (RIGHT, LEFT)) == ([[2, 3], [2, 3]] if free else [[2, 2], [2, 4]])

@@ -21,7 +21,7 @@ LAST_GAIN = 0.01
 class Discriminators(nn.Module):
     """Dense networks: one for the team skill, given a state, one for an agent's, given what it sees and that.
 
-    Each has one hidden layer more than ``spec.layers``; parameters are ``by_state.0.weight``, ...,
+    Each has ``spec.discriminator_layers`` hidden layers; parameters are ``by_state.0.weight``, ...,
     ``by_obs.0.weight``, ... Inputs are taken as they are: a norm would hide how far off things are.
     """
 
@@ -29,7 +29,7 @@ class Discriminators(nn.Module):
         super().__init__()
         self._num_team_skills = spec.num_team_skills
         self._activate = torch.tanh if spec.activation == "tanh" else torch.relu
-        hidden = [spec.hidden] * (1 + spec.layers)
+        hidden = [spec.hidden] * spec.discriminator_layers
         self.by_state = _layers([spec.state_size, *hidden, spec.num_team_skills], generator)
         self.by_obs = _layers([spec.obs_size + spec.num_team_skills, *hidden, spec.num_skills], generator)
 

@@ -20,7 +20,8 @@ class TeamSpec:
 
     ``actions`` are those of one agent. With ``num_team_skills`` and ``num_skills`` of 0 there is no
     hierarchy. ``layers`` counts the dense layers before and after the memory, ``blocks`` and ``heads`` those
-    of the transformer that chooses skills. With ``agent_id`` an agent also sees which one it is.
+    of the transformer that chooses skills, ``discriminator_layers`` the hidden ones of what tells skills
+    apart. With ``agent_id`` an agent also sees which one it is.
     """
 
     num_agents: int
@@ -38,6 +39,7 @@ class TeamSpec:
     num_skills: int = 0
     blocks: int = 1
     heads: int = 1
+    discriminator_layers: int = 2
 
     @property
     def memory_size(self) -> int:

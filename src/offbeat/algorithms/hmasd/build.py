@@ -24,6 +24,7 @@ def _fit(config: RunConfig, team: Team) -> TeamSpec:
         num_skills=algorithm.num_skills,
         blocks=algorithm.blocks,
         heads=algorithm.heads,
+        discriminator_layers=algorithm.discriminator.layers,
     )
 
 

@@ -19,6 +19,18 @@ class DiscriminatorConfig(Section):
     lr: float | None = Field(
         default=None, gt=0, description="Learning rate of Adam; null: that of the policies."
     )
+    layers: int = Field(
+        default=2,
+        ge=0,
+        description="Hidden layers of `hidden` units. With 0 they are linear: places then have to lie far"
+        " apart to be told apart.",
+    )
+    weight_decay: float = Field(
+        default=0.0,
+        ge=0,
+        description="Share of their weights that a step of learning rate 1 takes away: keeps them from being"
+        " sure too soon.",
+    )
     num_updates: int = Field(
         default=15, ge=1, description="Optimiser steps of a round. The paper does not say; as many as epochs."
     )
@@ -80,6 +92,12 @@ class HMASDConfig(MAPPOConfig):
     )
     high_gae_lambda: float = Field(
         0.95, ge=0, le=1, description="Decay of the advantage trace over skill periods."
+    )
+    high_adv_floor: float = Field(
+        1e-8,
+        gt=0,
+        description="Advantages of skills are divided by their deviation over a round, or by this where it"
+        " is larger: before the first rewards they are no more than the noise of values.",
     )
     high_num_epochs: int | None = Field(
         None, ge=1, description="Passes over a round's skill periods; null: num_epochs."

@@ -24,7 +24,7 @@ from offbeat.models.discriminators import Discriminators
 from offbeat.models.team_spec import TeamSpec
 from offbeat.models.trainee import Trainee
 from offbeat.ops.losses import huber
-from offbeat.ops.skills import mixed_rewards, period_advantages
+from offbeat.ops.skills import Reason, mixed_rewards, period_advantages
 from offbeat.ops.statistics import approx_kl, explained_variance
 from offbeat.ops.value_norm import ValueNorm
 from offbeat.types import Array, Batch, Metrics, StateTree
@@ -188,6 +188,9 @@ class HMASDLearner(TeamLearner):
     def _high_targets(self, choices: Choices, seen: HighJudgement) -> tuple[HighTargets, Floats]:
         config, prox_logp = self._skills_config, seen.prox_logp
         values, next_values = self._high_in_units(seen.values), self._high_in_units(seen.next_values)
+        if config.ends_at_time_limit:
+            was_cut = choices.periods.reason == Reason.TRUNCATED
+            next_values = np.where(was_cut[:, None], np.float32(0), next_values)
         old_logp, weights, joint = choices.logp, None, None
         if self._corrects:
             log_ratio = prox_logp - choices.logp
@@ -206,7 +209,8 @@ class HMASDLearner(TeamLearner):
         if config.value_norm:
             self._high_norm = self._high_norm.updated(targets.ravel())
         if config.norm_adv:
-            advantages = (advantages - advantages.mean()) / (advantages.std() + np.float32(1e-8))
+            spread = max(float(advantages.std()), config.high_adv_floor)
+            advantages = (advantages - advantages.mean()) / np.float32(spread)
         return HighTargets(
             advantages, self._high_out_of_units(targets), seen.values, old_logp, weights
         ), values
@@ -271,7 +275,7 @@ class HMASDLearner(TeamLearner):
             alive = torch.from_numpy(sample["alive"]).to(self._device)
             loss = -(team.mean() + (skill * alive).sum() / alive.sum().clamp(min=1))
             loss.backward()  # type: ignore[no-untyped-call]
-            trainee.step(lr, self._config.max_grad_norm)
+            trainee.step(lr, self._config.max_grad_norm, config.weight_decay)
             losses.append(loss.item())
         if config.data == "cleared":
             self._lessons.clear()

@@ -70,6 +70,11 @@ class MAPPOConfig(AlgorithmConfig):
     )
     gamma: float = Field(0.99, ge=0, le=1, description="Discount per step. Default of HMASD.")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="Decay of the advantage trace. Default of HMASD.")
+    ends_at_time_limit: bool = Field(
+        False,
+        description="Whether an episode that is cut off is over, as in MAPPO's code, or has the value of its"
+        " last state. Where success ends it, that value makes success now worth little more than later.",
+    )
     clip_coef: float = Field(
         0.2, gt=0, description="Largest change of a probability that is rewarded. Default of HMASD."
     )

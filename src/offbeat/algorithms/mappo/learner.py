@@ -200,7 +200,7 @@ class TeamLearner:
             rewards,
             judged.values[..., None],
             judged.next_values[..., None],
-            data["terminated"][..., None],
+            (data.ended if config.ends_at_time_limit else data["terminated"])[..., None],
             (data.ended | data.is_last)[..., None],
             acted,
             gamma=config.gamma,

@@ -87,10 +87,10 @@ class Rules:
         return 2 * self.place_size + 2
 
     def place(self, cell: Cell) -> Floats:
-        """Where a cell is: its row and its column one-hot, or ``(x, y) / (size - 1)``."""
+        """Where a cell is: its row and its column one-hot, or ``(x, y)`` within -1 and 1."""
         row, column = cell
         if self.observation == "xy":
-            return np.array([column, row], np.float32) / np.float32(self.size - 1)
+            return np.array([column, row], np.float32) * np.float32(2 / (self.size - 1)) - np.float32(1)
         features = np.zeros(2 * self.size, np.float32)
         features[row] = features[self.size + column] = 1.0
         return features
@@ -128,7 +128,8 @@ class AliceAndBobEnv(gymnasium.Env[tuple[Floats, ...], tuple[int, ...]]):
         render_mode: str | None = None,
     ) -> None:
         self._rules = rules = Rules(observation, see_other, blocking, max_steps, size)
-        seen = gymnasium.spaces.Box(0.0, 1.0, (rules.obs_size,), np.float32)
+        lowest = -1.0 if observation == "xy" else 0.0
+        seen = gymnasium.spaces.Box(lowest, 1.0, (rules.obs_size,), np.float32)
         self.observation_space = gymnasium.spaces.Tuple((seen, seen))
         moves: gymnasium.Space[Any] = gymnasium.spaces.Discrete(len(MOVES))
         self.action_space = gymnasium.spaces.Tuple((moves, moves))
