@@ -104,16 +104,16 @@ def test_minatar_breakout_learns_from_pictures(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_skills_solve_alice_and_bob_where_rewards_alone_do_not(tmp_path: Path) -> None:
     solved, alone = (
-        train(recipe, tmp_path / recipe, {"runtime.kind": "inline"}, seed=1, rounds=320)
+        train(recipe, tmp_path / recipe, {"runtime.kind": "inline"}, seed=1, rounds=260)
         for recipe in ("alice-bob-hmasd", "alice-bob-mappo")
     )
-    assert solved.metrics["eval/success_rate"] >= 0.9
+    assert solved.eval_return >= 0.9, "of the episodes: the reward is 1 where one is solved"
     assert solved.metrics["learn/first_ratio_max_dev"] <= 1e-5
-    assert alone.metrics["eval/success_rate"] < 0.5
+    assert alone.eval_return < 0.5
 
 
 @pytest.mark.slow
 def test_a_team_learns_to_lift_food_together(tmp_path: Path) -> None:
     pytest.importorskip("lbforaging", reason="needs offbeat[marl]")
-    result = train("lbf-coop-mappo", tmp_path, {"runtime.kind": "inline"}, rounds=100)
+    result = train("lbf-coop-mappo", tmp_path, {"runtime.kind": "inline"}, seed=1, rounds=200)
     assert result.eval_return > 0.9, "of all food; agents that act at random get almost none"
