@@ -444,3 +444,37 @@ def test_alone_is_the_ranks_of_one():
     tensor = torch.ones(2)
     ranks.sum_(tensor)
     assert (ranks.rank, ranks.size, tensor.tolist()) == (0, 1, [1.0, 1.0])
+
+
+def test_ranks_whose_connection_is_closed_while_it_is_made_meet_again(monkeypatch):
+    distributed = torch.distributed
+    prefixed, group = distributed.PrefixStore, distributed.ProcessGroupGloo
+
+    class Shaky:
+        _Options, create_device = group._Options, group.create_device
+
+        def __new__(cls, named, *rest):
+            name, store = named
+            if name == "first":
+                raise RuntimeError("Connection closed by peer")
+            return group(store, *rest)
+
+    monkeypatch.setattr(distributed, "PrefixStore", lambda name, store: (name, prefixed(name, store)))
+    monkeypatch.setattr(distributed, "ProcessGroupGloo", Shaky)
+    point = ranks_module.MeetingPoint(ranks_module.THIS_MACHINE, 2, "gloo", 20.0, 20.0)
+    sums = {}
+
+    def meet(rank):
+        store = point.store if rank == 0 else None
+        ranks = ranks_module.TorchRanks(point.meeting, rank, torch.device("cpu"), store)
+        both = torch.tensor([1.0 + rank])
+        ranks.sum_(both)
+        sums[rank] = both.item()
+        ranks.close()
+
+    threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sums == {0: 3.0, 1: 3.0}

@@ -17,6 +17,7 @@ from offbeat.errors import ConfigError, LearnerLost
 _dist: Any = torch.distributed
 """Its classes are made in C++; not all of them have types."""
 Backend = Literal["gloo", "nccl"]
+_SECOND_TRY_S = 10.0
 THIS_MACHINE = "127.0.0.1"
 """Where ranks that are all on one machine meet; nobody outside can reach it."""
 
@@ -104,7 +105,12 @@ def _join_gloo(store: Any, meeting: Meeting, rank: int, device: torch.device) ->
     address = _own_address(meeting.host, meeting.port)
     options._devices = [_dist.ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = timedelta(seconds=meeting.start_timeout_s)
-    return _dist.ProcessGroupGloo(store, rank, meeting.size, options)
+    try:
+        return _dist.ProcessGroupGloo(_dist.PrefixStore("first", store), rank, meeting.size, options)
+    except RuntimeError:
+        # Seldom a connection is closed while it is made, for both who make it: they meet again.
+        options._timeout = timedelta(seconds=min(meeting.start_timeout_s, _SECOND_TRY_S))
+        return _dist.ProcessGroupGloo(_dist.PrefixStore("second", store), rank, meeting.size, options)
 
 
 def _join_nccl(store: Any, meeting: Meeting, rank: int, device: torch.device) -> Any:
