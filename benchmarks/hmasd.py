@@ -30,8 +30,11 @@ import numpy as np
 from common import ONE_THREAD, conclude, median, offbeat_command, parser, say
 
 import offbeat
+from offbeat import launch
+from offbeat.checkpoint import CheckpointManager
 from offbeat.envs.teams import make_team, random_actions
 from offbeat.observe.events import read_events, read_rounds
+from offbeat.roles import WorkerContext
 
 RECIPES = {
     "hmasd": ("alice-bob-hmasd",),
@@ -121,6 +124,15 @@ def judge(run_dir: Path, games: int) -> dict[str, float]:
     return {name: metrics[f"eval/{name}"] for name in kept if f"eval/{name}" in metrics}
 
 
+def judge_drawn(run_dir: Path, games: int) -> float:
+    """Mean return of the same weights when actions are drawn and not the most likely ones."""
+    wanted = ("eval.deterministic=false", f"eval.episodes={games}")
+    config = launch.load(run_dir / "config.yaml", wanted)
+    evaluator = launch.make_roles(config).evaluate.make(WorkerContext(lane=0, num_lanes=1, seed=1))
+    weights = CheckpointManager(run_dir / "checkpoints").load().weights
+    return float(evaluator.evaluate(weights, 1)["eval/return_mean"])
+
+
 def play_randomly(recipe: str, games: int) -> float:
     """Mean return of teams that take any legal action with equal probability."""
     rng, team = np.random.default_rng(1), make_team(offbeat.load_config(recipe).env, games)
@@ -165,7 +177,7 @@ def measure(names: list[str], options: Any, runs: Path) -> dict[str, list[dict[s
     """Train and judge everything."""
     for run, cpu_s, wall_s in train_all(names, options, runs):
         last = read_rounds(run.directory / "events.jsonl")[-1]["metrics"]
-        result = {
+        result: dict[str, Any] = {
             "seed": run.seed,
             "cpu_minutes": cpu_s / 60,
             "wall_minutes": wall_s / 60,
@@ -173,6 +185,7 @@ def measure(names: list[str], options: Any, runs: Path) -> dict[str, list[dict[s
             "first_ratio_max_dev": first_ratio(run.directory),
             "max_staleness": float(last["pace/max_sample_age"]),
             **judge(run.directory, options.games),
+            "return_drawn": judge_drawn(run.directory, options.games),
             "curve": curve(run.directory),
         }
         result_file(runs, run.name, run.seed).write_text(json.dumps(result))

@@ -476,5 +476,5 @@ def test_ranks_whose_connection_is_closed_while_it_is_made_meet_again(monkeypatc
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(60)
     assert sums == {0: 3.0, 1: 3.0}
