@@ -8,6 +8,7 @@ import ctypes
 import json
 import os
 import platform
+import selectors
 import shlex
 import signal
 import statistics
@@ -256,3 +257,43 @@ def _pss_bytes(pid: int) -> int:
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * 1024
     return 0
+
+
+class Answering:
+    """A process that reads a JSON object per line and answers each with one. Ends with the block."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], wait_s: float
+    ) -> None:
+        self._name, self._command, self._environment, self._wait_s = name, command, environment, wait_s
+
+    def __enter__(self) -> Answering:
+        self._process = subprocess.Popen(
+            self._command,
+            env={**os.environ, **ONE_THREAD, **self._environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self._process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request and wait for its answer."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            line = self._process.stdout.readline() if selector.select(self._wait_s) else ""
+        if not line:
+            raise SystemExit(f"{self._name} gave no answer to {dict(request)} within {self._wait_s:g} s")
+        answer: dict[str, Any] = json.loads(line)
+        return answer

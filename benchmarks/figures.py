@@ -5,6 +5,7 @@
 ``console``   the live display as a terminal shows it in the middle of a run
 ``colorlines``  what Color Lines was learned to, from benchmarks/results/colorlines*.json
 ``skills``    what teams with and without skills learn, from benchmarks/results/hmasd.json and lbf.json
+``planning``  what tree searches over learned models learn, from benchmarks/results/planning*.json
 
 ``python benchmarks/figures.py`` writes them to docs/images/; ``--only NAME`` makes one of them.
 """
@@ -61,6 +62,22 @@ TEAMS = {
 """Contestants of benchmarks/hmasd.py: name and colour."""
 TASKS = {"hmasd": ("Alice and Bob", "success"), "lbf": ("Level-based foraging, cooperative", "return")}
 """Results of benchmarks/hmasd.py by name: what was trained, and what its curve shows."""
+PLANNERS = {
+    "muzero": ("MuZero", "#ca6702"),
+    "unizero": ("UniZero", "#5b6b7f"),
+    "async": ("UniZero at k = 4", "#0a9396"),
+    "minatar": ("MuZero", "#ca6702"),
+    "pendulum": ("Sampled MuZero", "#ca6702"),
+}
+"""Contestants of benchmarks/planning.py: name and colour."""
+WORLDS = {
+    "CartPole-v1": ("muzero", "unizero", "async"),
+    "MinAtar/Breakout-v1": ("minatar",),
+    "Pendulum-v1": ("pendulum",),
+}
+"""What was planned in, and its contestants."""
+PLANNED = ("planning_muzero", "planning_unizero", "planning_others")
+"""Results of benchmarks/planning.py."""
 RESULTS = REPOSITORY / "benchmarks" / "results"
 RECIPES = {"cartpole-ppo": SYNC, "cartpole-ppo-async": ASYNC}
 DEGREES = {0: SYNC, 1: ASYNC}
@@ -197,6 +214,32 @@ def skills(out: Path, runs: Path, seeds: int) -> None:
         axes.legend(frameon=False, loc="center right")
         _tidy(axes)
     figure.savefig(out / "skills.png", dpi=160)
+
+
+def planning(out: Path, runs: Path, seeds: int) -> None:
+    """Returns of evaluations over environment steps, one line for each seed."""
+    missing = [name for name in PLANNED if not (RESULTS / f"{name}.json").exists()]
+    if missing:
+        say(f"planning: {missing} are missing in {RESULTS}; benchmarks/planning.py --out makes them")
+        return
+    kept = {}
+    for name in PLANNED:
+        kept |= json.loads((RESULTS / f"{name}.json").read_text())["runs"]
+    figure, panels = plt.subplots(1, len(WORLDS), figsize=(4.2 * len(WORLDS), 3.8), layout="constrained")
+    for axes, (title, contestants) in zip(panels, WORLDS.items(), strict=True):
+        axes.set_title(title)
+        for contestant in contestants:
+            label, colour = PLANNERS[contestant]
+            for run in kept[contestant]:
+                steps, scores = ([point[i] for point in run["curve"]] for i in (0, 1))
+                axes.plot(np.array(steps) / 1e3, scores, color=colour, lw=1.4, alpha=0.85, label=label)
+                label = ""
+        axes.set_xlabel("environment steps in thousands")
+        axes.set_xlim(left=0)
+        axes.legend(frameon=False, loc="lower right")
+        _tidy(axes)
+    panels[0].set_ylabel("return of evaluations")
+    figure.savefig(out / "planning.png", dpi=160)
 
 
 # ---------------------------------------------------------------- who worked when
@@ -361,6 +404,7 @@ def _colour(style: Style) -> tuple[int, ...]:
 FIGURES = {
     "colorlines": colorlines,
     "skills": skills,
+    "planning": planning,
     "returns": returns,
     "timeline": timeline,
     "console": console,

@@ -14,26 +14,21 @@ processor minutes; where foraging is trained, each seed gets 30 % of all food mo
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import ONE_THREAD, conclude, median, offbeat_command, parser, say
+from common import conclude, median, offbeat_command, parser, say
+from seeds import Figures, Finished, add_options, measured
 
 import offbeat
 from offbeat import launch
 from offbeat.checkpoint import CheckpointManager
 from offbeat.envs.teams import make_team, random_actions
-from offbeat.observe.events import read_events, read_rounds
 from offbeat.roles import WorkerContext
 
 RECIPES = {
@@ -47,72 +42,6 @@ RECIPES = {
 """What each is trained with."""
 BAR_SUCCESS, BAR_SHARE, BAR_CPU_MIN = 0.9, 0.6, 40.0
 BAR_ABOVE_RANDOM = 0.3
-
-
-@dataclass
-class Run:
-    """A run under way."""
-
-    name: str
-    seed: int
-    directory: Path
-    process: subprocess.Popen[bytes]
-    started_s: float
-
-
-def start(name: str, seed: int, runs: Path, overrides: tuple[str, ...]) -> Run:
-    """Begin to train."""
-    directory = runs / f"{name}-{seed}"
-    shutil.rmtree(directory, ignore_errors=True)  # of a run that was interrupted
-    settings = (
-        f"run.seed={seed}",
-        f"run.dir={directory}",
-        "observe.console=none",
-        "observe.tensorboard=false",
-    )
-    command = [*offbeat_command(), "train", *RECIPES[name], *settings, *overrides]
-    with open(directory.with_suffix(".log"), "wb") as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **ONE_THREAD}
-        )
-    return Run(name, seed, directory, process, time.perf_counter())
-
-
-def result_file(runs: Path, name: str, seed: int) -> Path:
-    """Where the figures of one run are kept, so that ``--keep`` can go on where it was interrupted."""
-    return runs / f"{name}-{seed}.json"
-
-
-def finished(running: list[Run]) -> tuple[Run, float]:
-    """Wait for the first of some runs to end; return it and its processor seconds."""
-    pid, status, used = os.wait4(-1, 0)
-    run = next(run for run in running if run.process.pid == pid)
-    run.process.returncode = os.waitstatus_to_exitcode(status)
-    if run.process.returncode != 0:
-        raise SystemExit(f"{run.directory}: {run.directory.with_suffix('.log').read_text()[-2000:]}")
-    return run, used.ru_utime + used.ru_stime
-
-
-def train_all(names: list[str], options: Any, runs: Path) -> Iterator[tuple[Run, float, float]]:
-    """Train every contestant with every seed, some at a time; yields each with processor and wall seconds."""
-    waiting = [
-        (name, seed)
-        for seed in range(1, options.seeds + 1)
-        for name in names
-        if not result_file(runs, name, seed).exists()
-    ]
-    running: list[Run] = []
-    try:
-        while waiting or running:
-            while waiting and len(running) < options.jobs:
-                running.append(start(*waiting.pop(0), runs, tuple(options.set or ())))
-            run, cpu_s = finished(running)
-            running.remove(run)
-            yield run, cpu_s, time.perf_counter() - run.started_s
-    finally:
-        for run in running:
-            run.process.send_signal(signal.SIGINT)
-            run.process.wait()
 
 
 def judge(run_dir: Path, games: int) -> dict[str, float]:
@@ -147,76 +76,58 @@ def play_randomly(recipe: str, games: int) -> float:
     return total / games
 
 
-def curve(run_dir: Path) -> list[dict[str, float]]:
+def curve(run: Finished) -> list[dict[str, float]]:
     """Evaluations of a run: environment steps, return and share of successes."""
-    steps = {
-        int(found["metrics"]["pace/train_count"]): float(found["metrics"]["rollout/total_env_steps"])
-        for found in read_rounds(run_dir / "events.jsonl")
-    }
-    events = [event["metrics"] for event in read_events(run_dir / "events.jsonl") if event["kind"] == "eval"]
     return [
         {
-            "env_steps": steps[int(metrics["eval/version"])],
-            "return": metrics["eval/return_mean"],
-            "success": metrics.get("eval/success_rate", float("nan")),
+            "env_steps": found["env_steps"],
+            "return": found["eval/return_mean"],
+            "success": found.get("eval/success_rate", float("nan")),
         }
-        for metrics in events
-        if int(metrics["eval/version"]) in steps
+        for found in run.evaluations()
     ]
 
 
-def first_ratio(run_dir: Path) -> float:
-    """The largest deviation of a first ratio from 1 in any round."""
-    return max(
-        float(found["metrics"]["learn/first_ratio_max_dev"])
-        for found in read_rounds(run_dir / "events.jsonl")
-    )
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Judges finished runs."""
 
+    games: int
 
-def measure(names: list[str], options: Any, runs: Path) -> dict[str, list[dict[str, Any]]]:
-    """Train and judge everything."""
-    for run, cpu_s, wall_s in train_all(names, options, runs):
-        last = read_rounds(run.directory / "events.jsonl")[-1]["metrics"]
-        result: dict[str, Any] = {
-            "seed": run.seed,
-            "cpu_minutes": cpu_s / 60,
-            "wall_minutes": wall_s / 60,
-            "env_steps": float(last["rollout/total_env_steps"]),
-            "first_ratio_max_dev": first_ratio(run.directory),
-            "max_staleness": float(last["pace/max_sample_age"]),
-            **judge(run.directory, options.games),
-            "return_drawn": judge_drawn(run.directory, options.games),
-            "curve": curve(run.directory),
+    def __call__(self, run: Finished) -> Figures:
+        rounds = run.rounds()
+        figures: Figures = {
+            "cpu_minutes": run.cpu_s / 60,
+            "wall_minutes": run.wall_s / 60,
+            "env_steps": rounds[-1]["rollout/total_env_steps"],
+            "first_ratio_max_dev": max(found["learn/first_ratio_max_dev"] for found in rounds),
+            "max_staleness": max(found["pace/max_sample_age"] for found in rounds),
+            **judge(run.directory, self.games),
+            "return_drawn": judge_drawn(run.directory, self.games),
+            "curve": curve(run),
         }
-        result_file(runs, run.name, run.seed).write_text(json.dumps(result))
         say(
-            f"{run.name:13} seed {run.seed}  {result['cpu_minutes']:5.1f} CPU-min"
-            f"  {result['env_steps'] / 1e6:4.1f} M steps  return {result['return_mean']:7.3f}"
-            f"  success {result.get('success_rate', float('nan')):5.2f}"
-            f"  first ratio within {result['first_ratio_max_dev']:.1e}"
+            f"{run.name:13} seed {run.seed}  {figures['cpu_minutes']:5.1f} CPU-min"
+            f"  {figures['env_steps'] / 1e6:4.1f} M steps  return {figures['return_mean']:7.3f}"
+            f"  success {figures.get('success_rate', float('nan')):5.2f}"
+            f"  first ratio within {figures['first_ratio_max_dev']:.1e}"
         )
-    seeds = range(1, options.seeds + 1)
-    return {name: [json.loads(result_file(runs, name, seed).read_text()) for seed in seeds] for name in names}
+        return figures
 
 
 def main() -> int:
     options_of = parser(__doc__)
-    options_of.add_argument("--seeds", type=int, default=5)
-    options_of.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    add_options(options_of, list(RECIPES))
     options_of.add_argument("--games", type=int, default=100, help="episodes that judge the last weights")
-    options_of.add_argument("--only", action="append", choices=RECIPES, help="train these instead")
     options_of.add_argument("--also", action="append", choices=RECIPES, help="train these, too")
-    options_of.add_argument("--set", action="append", metavar="KEY=VALUE", help="a setting of every run")
-    options_of.add_argument("--keep", type=Path, help="keep runs here; those that are there are not repeated")
     options = options_of.parse_args()
     if options.quick:
         options.seeds, options.games = 1, 8
         options.set = [*(options.set or []), "run.rounds=3"]
     names = list(options.only or ["hmasd", *(options.also or [])])
     with tempfile.TemporaryDirectory(prefix="offbeat-hmasd-") as scratch:
-        runs = options.keep or Path(scratch)
-        runs.mkdir(parents=True, exist_ok=True)
-        found = measure(names, options, runs)
+        wanted = {name: RECIPES[name] for name in names}
+        found = measured(wanted, options, options.keep or Path(scratch), Judge(options.games))
     at_random = {name: play_randomly(*RECIPES[name], 10 * options.games) for name in names}
     for name, results in found.items():
         scores = [result["return_mean"] for result in results]

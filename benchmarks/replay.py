@@ -19,10 +19,6 @@ chi-square at most five deviations above its mean; every sum equal in every bit.
 
 from __future__ import annotations
 
-import json
-import os
-import selectors
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -31,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import ONE_THREAD, conclude, median, parser, peer_python, say
+from common import Answering, conclude, median, parser, peer_python, say
 
 from offbeat.replay import PrioritizedReplay, SumTree
 from offbeat.types import ArraySpec
@@ -55,41 +51,23 @@ class Contestant:
     name: str
     rates: dict[str, list[float]] = field(default_factory=dict)
     fills: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _process: subprocess.Popen[str] = field(init=False)
+    _process: Answering = field(init=False)
 
     def __enter__(self) -> Contestant:
         is_ours = self.name in (OURS, OURS_IN_NUMPY)
         python = sys.executable if is_ours else peer_python(self.name, PEERS[self.name])
-        script = OURS if is_ours else self.name
-        self._process = subprocess.Popen(
-            [python, str(HERE / "peers" / f"replay_{script}.py")],
-            env={**os.environ, **ONE_THREAD, "OFFBEAT_NUMBA": "0" if self.name == OURS_IN_NUMPY else "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        script = HERE / "peers" / f"replay_{OURS if is_ours else self.name}.py"
+        uses_numba = {"OFFBEAT_NUMBA": "0" if self.name == OURS_IN_NUMPY else "1"}
+        self._process = Answering(self.name, [python, str(script)], uses_numba, ANSWER_S)
+        self._process.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        try:
-            self._process.communicate(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.__exit__(*error)
 
     def ask(self, request: Mapping[str, float]) -> dict[str, Any]:
         """Send a request and wait for its answer."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            line = self._process.stdout.readline() if selector.select(ANSWER_S) else ""
-        if not line:
-            raise SystemExit(f"{self.name} gave no answer to {dict(request)} within {ANSWER_S:g} s")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return self._process.ask(request)
 
     def fill(self, capacity: int, limit_s: float) -> None:
         """Make a buffer, fill it, and let everything compile."""

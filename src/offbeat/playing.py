@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 DEFAULT_FPS = 6.0
 """For environments that do not say how fast they want to be seen."""
-_BASELINES = {"offbeat/ColorLines-v0": "offbeat.envs.colorlines.baselines:BASELINES"}
+_BASELINES = {
+    "offbeat/ColorLines-v0": "offbeat.envs.colorlines.baselines:BASELINES",
+    "offbeat/Connect4-v0": "offbeat.envs.connect4.baselines:BASELINES",
+}
 _RANDOM = "random"
 
 Player = Callable[[Array], Any]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offbeat.errors import ReplayError
-from offbeat.roles import Learner
+from offbeat.roles import Learner, published
 from offbeat.runtime.base import CollectorRunner, LaneStart, Plan, close_learner, make_runner
 from offbeat.seeding import derive_seed, reseed
 from offbeat.types import Batch, Segment, Ticket
@@ -114,7 +114,7 @@ class Replayer:
     def run(self, until_version: int) -> Learner:
         """Train again, up to and without round ``until_version``; return the learner as it then is."""
         for version in range(self._version, until_version):
-            weights = self._learner.weights()
+            weights = published(self._learner)
             for arrival in self._schedule.arrivals.get(version, ()):
                 self._segments[arrival.ticket] = self._collect(arrival, weights)
             self._train(version)

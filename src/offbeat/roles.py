@@ -66,6 +66,20 @@ class Learner(Protocol):
 
 
 @runtime_checkable
+class Publisher(Protocol):
+    """A learner that sends collectors more than the weights, which alone are kept and judged."""
+
+    def published(self) -> Any:
+        """The weights with what comes with them."""
+        ...
+
+
+def published(learner: Learner) -> Any:
+    """What a learner sends to collectors."""
+    return learner.published() if isinstance(learner, Publisher) else learner.weights()
+
+
+@runtime_checkable
 class Evaluator(Protocol):
     """Judges frozen weights. Never touches training state."""
 

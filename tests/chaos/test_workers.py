@@ -173,5 +173,9 @@ def test_collector_killed_while_it_starts_waits_before_the_next_try(small_run: R
     lanes = [event["lane"] for event in lost(result.run_dir)]
     assert len(lanes) == 2 and lanes[0] == lanes[1]
     states = states_of(result.run_dir, f"collector_{lanes[0]}")
-    assert states[:8] == ["starting", "up", "down", "starting", "down", "waiting", "starting", "up"]
+    assert states[:7] == ["starting", "up", "down", "starting", "down", "waiting", "starting"]
+    assert states[7] in (
+        "up",
+        "stopped",
+    )  # stopped: the other collector made the last rounds before it was up
     assert_promises(result.run_dir, 2, 60)

@@ -27,6 +27,9 @@ ROOT = Path(__file__).parents[2]
         ["colorlines_env.py"],
         ["replay_learner.py"],
         ["hmasd.py"],
+        ["search.py", "--no-peer"],
+        ["planning.py"],
+        ["connect4.py"],
     ],
 )
 def test_script_ends_with_its_figures(command: list[str]) -> None:

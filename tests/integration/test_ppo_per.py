@@ -363,7 +363,7 @@ def test_color_lines_trains_and_is_judged_by_its_score(tmp_path: Path) -> None:
     assert offbeat.replay_run(result.run_dir).identical
 
 
-@pytest.mark.parametrize("network", ["lines", "board"])
+@pytest.mark.parametrize("network", ["lines", pytest.param("board", marks=pytest.mark.slow)])
 def test_color_lines_gives_the_same_weights_everywhere(network: str, tmp_path: Path) -> None:
     settings = {"algorithm.network.kind": network, "async_training.enable_async_eval": False}
     if network == "board":
@@ -380,10 +380,12 @@ def test_color_lines_gives_the_same_weights_everywhere(network: str, tmp_path: P
 # ---------------------------------------------------------------- Ray
 
 
+@pytest.mark.slow
 def test_ray_gives_the_same_weights(per_run: Run, reference: Any, shared_ray: None) -> None:
     assert per_run({"runtime.kind": "ray"}).digest == reference.digest
 
 
+@pytest.mark.slow
 def test_asynchronous_run_on_ray_can_be_repeated(per_run: Run, shared_ray: None) -> None:
     settings = {"runtime.kind": "ray", "run.rounds": 12, "async_training.enable_async_eval": True}
     result = per_run(settings, off_policy_degree=2)

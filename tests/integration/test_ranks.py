@@ -54,6 +54,7 @@ def test_three_ranks_of_a_network_with_memory(small_run: Run) -> None:
     np.testing.assert_allclose(parameters(three.run_dir), parameters(alone.run_dir), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_an_asynchronous_run_with_ranks_can_be_resumed_and_repeated(small_run: Run) -> None:
     result = small_run({**TWO, "runtime.kind": "threads"}, off_policy_degree=1)
     offbeat.resume(result.run_dir, overrides={"run.rounds": 9})

@@ -254,7 +254,7 @@ def test_recipe_gives_the_same_weights_and_its_files(small_run: Run, shared_ray:
     assert (on_ray.run_dir / "logs" / "worker_0.log").exists()
 
 
-@pytest.mark.parametrize("degree", [0, 2])
+@pytest.mark.parametrize("degree", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_run_can_be_resumed_and_repeated(degree: int, tmp_path: Path, shared_ray: None) -> None:
     def named(kind: str) -> Pipeline:
         return pipeline(kind, off_policy_degree=degree, segments_per_round=3, run_dir=tmp_path / kind)
@@ -347,6 +347,7 @@ def test_asynchronous_run_with_evaluator_beside_it_replays(small_run: Run, share
     assert report.identical and report.digest == result.digest
 
 
+@pytest.mark.slow
 def test_learner_of_two_ranks_trains_as_elsewhere(small_run: Run, shared_ray: None) -> None:
     settings = {"learner.num_ranks": 2, "run.rounds": 3}
     digests = {small_run({**settings, "runtime.kind": kind}, name=kind).digest for kind in ("inline", "ray")}
@@ -369,6 +370,7 @@ def two_ranks(learner: Callable[[WorkerContext], Any], **runtime: Any) -> Plan:
     return Pipeline(collect=collect, train=PerWorker(learner), settings=settings).plan()
 
 
+@pytest.mark.slow
 def test_rank_that_does_not_start_is_named(shared_ray: None) -> None:
     runtime = RayRuntime()
     try:
@@ -378,6 +380,7 @@ def test_rank_that_does_not_start_is_named(shared_ray: None) -> None:
         runtime.close()
 
 
+@pytest.mark.slow
 def test_report_of_a_stall_has_the_ranks(shared_ray: None) -> None:
     runtime = RayRuntime()
     try:

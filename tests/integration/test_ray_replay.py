@@ -176,6 +176,7 @@ def test_run_gives_the_same_weights_and_ends_with_its_replay(tmp_path: Path, sha
     assert offbeat.replay_run(result.run_dir).identical, "repeated without Ray"
 
 
+@pytest.mark.slow
 def test_resumed_run_finds_the_replay_of_its_checkpoint(tmp_path: Path, shared_ray: None) -> None:
     every = {"checkpoint.interval_rounds": 1, "checkpoint.keep": 9}
     result = train(tmp_path / "run", **every)

@@ -207,7 +207,8 @@ def wait_for_notices(directory: Path, count: int, process: subprocess.Popen[byte
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+    "number",
+    [signal.SIGKILL, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGINT, signal.SIGTERM))],
 )
 def test_a_signal_that_ends_the_run_ends_its_server(number: signal.Signals, tmp_path: Path) -> None:
     process = start(tmp_path / "run", guarded=False)

@@ -117,3 +117,10 @@ def test_a_team_learns_to_lift_food_together(tmp_path: Path) -> None:
     pytest.importorskip("lbforaging", reason="needs offbeat[marl]")
     result = train("lbf-coop-mappo", tmp_path, {"runtime.kind": "inline"}, seed=1, rounds=200)
     assert result.eval_return > 0.9, "of all food; agents that act at random get almost none"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["cartpole-muzero", "cartpole-unizero"])
+def test_planning_solves_cartpole(recipe: str, tmp_path: Path) -> None:
+    result = train(recipe, tmp_path, {"run.stop_return": 475}, seed=1)
+    assert result.eval_return >= 475

@@ -762,6 +762,8 @@ def sections() -> dict[str, type[Section]]:
         (["trainer.n_gpus_per_node=2"], "set trainer.device to cuda"),
         (["trainer.device=cuda", "runtime.kind=ray"], "set trainer.n_gpus_per_node to 1 or more"),
         (["rollout.n_gpus_per_node=1"], "set runtime.kind to ray"),
+        (["rollout.n_gpus_per_node=1", "runtime.kind=ray"], "set rollout.device to cuda"),
+        (["rollout.device=cuda"], "collectors of ppo act on the CPU: set rollout.device to cpu"),
     ],
 )
 def test_machines_that_cannot_mean_what_they_say_are_refused(overrides: list[str], said: str) -> None:

@@ -13,7 +13,7 @@ import sys
 from offbeat.ops.compiled import numba_is_wanted
 wanted, is_loaded = numba_is_wanted(), sys.modules.get("numba") is not None
 from offbeat.ops.jit import IS_COMPILED, jit
-from offbeat.replay.sum_tree import uses_numba
+from offbeat.ops.compiled import uses_numba
 def one(): return 1
 print(wanted, is_loaded, IS_COMPILED, uses_numba(), jit(one) is one)
 """

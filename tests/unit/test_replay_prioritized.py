@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from offbeat.checkpoint.codec import pack, unpack
 from offbeat.errors import CheckpointError, ConfigError
+from offbeat.ops.compiled import uses_numba
 from offbeat.replay import Handles, PrioritizedReplay
 from offbeat.replay.rings import Rings
-from offbeat.replay.sum_tree import uses_numba
 from offbeat.types import ArraySpec
 
 SPEC = {"number": ArraySpec((), "int64"), "obs": ArraySpec((3, 2), "float32"), "done": ArraySpec((), "bool")}

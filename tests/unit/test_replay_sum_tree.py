@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from offbeat.ops.compiled import uses_numba
 from offbeat.replay import SumTree
-from offbeat.replay.sum_tree import uses_numba
 
 BACKENDS = ("numba", "numpy")
 QUICK = settings(max_examples=60, deadline=None)

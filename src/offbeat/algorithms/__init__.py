@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 BUILTIN = {
     "ppo": "offbeat.algorithms.ppo:ALGORITHM",
     "ppo_per": "offbeat.algorithms.ppo_per:ALGORITHM",
+    "muzero": "offbeat.algorithms.muzero:ALGORITHM",
+    "unizero": "offbeat.algorithms.unizero:ALGORITHM",
     "mappo": "offbeat.algorithms.mappo:ALGORITHM",
     "hmasd": "offbeat.algorithms.hmasd:ALGORITHM",
 }

@@ -157,6 +157,19 @@ def _gpus(config: RunConfig) -> list[Conflict]:
     if not is_ray and config.rollout.n_gpus_per_node > 0:
         message = "GPUs are given to collectors by Ray only: set runtime.kind to ray, or this to 0"
         found.append(Conflict(("rollout.n_gpus_per_node", "runtime.kind"), message))
+    rollout = config.rollout
+    if rollout.device != "cpu" and not config.algorithm.acts_anywhere:
+        message = f"collectors of {config.algorithm.name} act on the CPU: set rollout.device to cpu"
+        found.append(Conflict(("rollout.device", "algorithm.name"), message))
+    if is_ray and rollout.device == "cpu" and rollout.n_gpus_per_node > 0:
+        message = (
+            f"{rollout.n_gpus_per_node} GPUs for collectors on the CPU: set rollout.device to cuda,"
+            " or rollout.n_gpus_per_node to 0"
+        )
+        found.append(Conflict(("rollout.device", "rollout.n_gpus_per_node"), message))
+    if is_ray and rollout.device == "cuda" and rollout.n_gpus_per_node == 0:
+        message = "on Ray collectors see the GPUs they ask for: set rollout.n_gpus_per_node to 1 or more"
+        found.append(Conflict(("rollout.device", "rollout.n_gpus_per_node"), message))
     return found
 
 

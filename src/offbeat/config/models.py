@@ -69,6 +69,8 @@ class AlgorithmConfig(Section):
 
     mode: ClassVar[Literal["stream", "replay"]] = "stream"
     """Whether each segment is trained once, or kept in a replay that rounds sample from."""
+    acts_anywhere: ClassVar[bool] = False
+    """Whether collectors' networks can compute on a GPU."""
 
     name: str = Field(
         description="Which algorithm trains: a built-in one or a plugin; `offbeat list` shows them."
@@ -98,6 +100,15 @@ class AlgorithmConfig(Section):
     def needed_segments(self, config: RunConfig) -> int:
         """Segments without which no round can start: those of a round, or what fills a replay first."""
         return config.segments_per_round
+
+    def new_segments(self, config: RunConfig) -> int:
+        """Segments that are collected for each round.
+
+        More than it trains where a ``replay_ratio``, in rounds per segment, says so.
+        """
+        ratio = getattr(self, "replay_ratio", None)
+        by_ratio = math.ceil(1 / ratio - 1e-9) if isinstance(ratio, int | float) and ratio > 0 else 0
+        return max(config.segments_per_round, by_ratio)
 
 
 def _null_is_empty(value: object) -> object:
@@ -360,10 +371,17 @@ class TrainerConfig(Section):
 
 
 class RolloutConfig(Section):
-    """The machines of the collectors."""
+    """The machines and devices of the collectors."""
 
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="cpu",
+        description="Where the networks of collectors and evaluators compute; only those of algorithms that"
+        " plan can do so elsewhere than on the CPU. `auto` is `cuda` where there is one.",
+    )
     n_gpus_per_node: int = Field(
-        default=0, ge=0, description="GPUs that the collectors of one node share; 0: collectors act on CPUs."
+        default=0,
+        ge=0,
+        description="GPUs that Ray gives to the collectors of a node; without Ray they share all there are.",
     )
     nnodes: int = Field(
         default=1, ge=1, description="Nodes that the collectors are spread over; more than 1 needs Ray."
@@ -534,14 +552,8 @@ class RunConfig(Section):
         if self.algorithm.mode == "stream":
             return self.segments_per_round
         needed = self.algorithm.needed_segments(self)
-        return max(needed, self._new_segments, self.async_training.min_batch_count or 0)
-
-    @property
-    def _new_segments(self) -> int:
-        """Segments that are collected for each round; more than it trains where ``replay_ratio`` says so."""
-        ratio = getattr(self.algorithm, "replay_ratio", None)
-        by_ratio = math.ceil(1 / ratio - 1e-9) if isinstance(ratio, int | float) and ratio > 0 else 0
-        return max(self.segments_per_round, by_ratio)
+        new = self.algorithm.new_segments(self)
+        return max(needed, new, self.async_training.min_batch_count or 0)
 
     @property
     def max_outstanding_segments(self) -> int:
@@ -550,5 +562,5 @@ class RunConfig(Section):
         ``max_queue_size`` bounds them too. A replay whose learner may run ahead of collectors can have more.
         """
         dial = self.async_training
-        by_dial = self.first_segments + dial.largest_degree * self._new_segments
+        by_dial = self.first_segments + dial.largest_degree * self.algorithm.new_segments(self)
         return min(by_dial, dial.max_queue_size or by_dial)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from offbeat.envs.colorlines import register_color_lines
+from offbeat.envs.connect4 import register_connect4
 from offbeat.envs.make import make_world
 from offbeat.envs.memory import register_memory
 from offbeat.envs.teams.alice_and_bob import register_alice_and_bob
@@ -10,6 +11,7 @@ from offbeat.envs.world import Step, World
 
 register_memory()
 register_color_lines()
+register_connect4()
 register_alice_and_bob()
 
 __all__ = ["Step", "World", "make_world"]

@@ -133,12 +133,12 @@ def _headline(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 
-def choose_device(name: str, rank: int = 0) -> torch.device:
-    """The device of a rank: ``trainer.device``, GPUs in turn."""
+def choose_device(name: str, rank: int = 0, *, key: str = "trainer.device") -> torch.device:
+    """The device of a rank, by what is set as ``key``; GPUs in turn."""
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ConfigError("trainer.device is cuda, but torch sees no GPU: set trainer.device to cpu or auto")
+        raise ConfigError(f"{key} is cuda, but torch sees no GPU: set {key} to cpu or auto")
     return torch.device("cuda", rank % torch.cuda.device_count())
 
 

@@ -30,10 +30,11 @@ class Trainee:
         self.parameters.grad.zero_()
 
     @torch.no_grad()
-    def step(self, lr: float, max_norm: float, weight_decay: float = 0.0) -> float:
+    def step(self, lr: float, max_norm: float, weight_decay: float | Tensor = 0.0) -> float:
         """Move the parameters against their gradient, shortened to ``max_norm``; return its length.
 
-        Before that they lose ``lr * weight_decay`` of themselves (https://arxiv.org/abs/1711.05101).
+        Before that they lose ``lr * weight_decay`` of themselves (https://arxiv.org/abs/1711.05101), one
+        number for all or one for each, ``[P]``.
         """
         norm = float(torch.linalg.vector_norm(self.grad))
         if not math.isfinite(norm):
@@ -43,7 +44,7 @@ class Trainee:
             )
         if norm > max_norm:
             self.grad.mul_(max_norm / norm)
-        if weight_decay:
+        if isinstance(weight_decay, Tensor) or weight_decay:
             self.parameters.flat.mul_(1 - lr * weight_decay)
         self._optimizer.step(lr)
         return norm

@@ -12,6 +12,15 @@ def numba_is_wanted() -> bool:
     return os.environ.get("OFFBEAT_NUMBA", "1") != "0" and _is_installed()
 
 
+def uses_numba() -> bool:
+    """Whether compiled loops are used: numba can be imported, and ``OFFBEAT_NUMBA`` is not 0."""
+    if not numba_is_wanted():
+        return False
+    from offbeat.ops.jit import IS_COMPILED
+
+    return IS_COMPILED
+
+
 @cache
 def _is_installed() -> bool:
     return find_spec("numba") is not None

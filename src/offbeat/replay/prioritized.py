@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from offbeat.errors import CheckpointError, ConfigError
+from offbeat.ops.compiled import uses_numba
 from offbeat.replay.rings import Rings
-from offbeat.replay.sum_tree import F32, F64, I64, U64, NumpyKernels, SumTree, checked_priorities, uses_numba
+from offbeat.replay.sum_tree import F32, F64, I64, U64, NumpyKernels, SumTree, checked_priorities
 from offbeat.types import Array, ArraySpec, StateTree
 
 _SMALLEST_LEAF = 1e-30

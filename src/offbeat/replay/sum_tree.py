@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from offbeat.ops.compiled import numba_is_wanted
+from offbeat.ops.compiled import uses_numba
 from offbeat.replay.rings import LINE_BYTES, aligned_zeros
 
 F32 = NDArray[np.float32]
@@ -40,15 +40,6 @@ class TreeKernels(Protocol):
 
     def resum_range(self, leaves: F32, inner: F64, starts: U64, first: int, end: int) -> None:
         """Re-sum all that is above the leaves ``first`` to ``end - 1``."""
-
-
-def uses_numba() -> bool:
-    """Whether compiled loops are used: numba can be imported, and ``OFFBEAT_NUMBA`` is not 0."""
-    if not numba_is_wanted():
-        return False
-    from offbeat.ops.jit import IS_COMPILED
-
-    return IS_COMPILED
 
 
 class SumTree:

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from offbeat.errors import OffbeatError, TrainError
-from offbeat.roles import Learner
+from offbeat.roles import Learner, published
 from offbeat.runtime.base import (
     Broken,
     HealthChanged,
@@ -63,7 +63,7 @@ class LearnerDesk:
         """Hand the weights to the collectors."""
         started_s = perf_counter()
         try:
-            self._send_weights(version, on_cpu(self._learner.weights()))
+            self._send_weights(version, on_cpu(published(self._learner)))
         except Exception:
             self._post(WeightsFailed(version, _trace()))
         else:

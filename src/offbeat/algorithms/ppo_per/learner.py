@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from offbeat.algorithms.ages import age_metrics
 from offbeat.algorithms.ppo.augment import Augment
 from offbeat.algorithms.ppo.learner import Lesson, PPOLearner, refuse_non_finite, staleness_metrics
 from offbeat.algorithms.ppo.rounds import Floats, Round, Shares
@@ -168,10 +169,7 @@ class PPOPERLearner(PPOLearner):
         return {
             **metrics,
             **_behaviour_metrics(pairs, version),
-            "pace/avg_sample_age": float(ages.mean()),
-            "pace/max_sample_age": float(ages.max()),
-            "pace/p95_sample_age": float(np.quantile(ages, 0.95, method="inverted_cdf")),
-            "pace/stale_samples_ratio": float(np.mean(ages > self._threshold)),
+            **age_metrics(ages, self._threshold),
             "learn/per_beta": self._per.beta_at(version),
             "learn/per_weight_min": float(min(draw.shares.critic.min() for draw, _ in pairs)),
             "learn/replay_size": float(len(self._replay)),

@@ -23,11 +23,11 @@ from offbeat.envs.colorlines.rules import (
     RulesName,
     check_choices,
 )
+from offbeat.envs.streams import new_streams
 from offbeat.errors import EnvError
 
 Obs = NDArray[np.int8]
 Bools = NDArray[np.bool_]
-_MASK = (1 << 64) - 1
 
 
 class ColorLinesVectorEnv(VectorEnv[Obs, NDArray[np.int64], NDArray[Any]]):
@@ -79,7 +79,7 @@ class ColorLinesVectorEnv(VectorEnv[Obs, NDArray[np.int64], NDArray[Any]]):
         """Start a game everywhere; without a seed, the streams of random numbers go on."""
         super().reset(seed=int(seed) if isinstance(seed, (int, np.integer)) else None)
         if seed is not None or not self._is_seeded:
-            self._streams = self._new_streams(seed)
+            self._streams = new_streams(seed, self.num_envs, self.np_random)
             self._is_seeded = True
         kernels.reset_all(
             self._obs, self._streams, self._potentials, self._rules.num_start_balls, self._reward
@@ -133,17 +133,6 @@ class ColorLinesVectorEnv(VectorEnv[Obs, NDArray[np.int64], NDArray[Any]]):
         moves = [None if action < 0 else divmod(action, NUM_CELLS) for action in self._last_actions.tolist()]
         games = zip(self._obs, self._scores.tolist(), moves, strict=True)
         return tuple(draw(obs, score, move) for obs, score, move in games)
-
-    def _new_streams(self, seed: int | Sequence[int] | None) -> NDArray[np.uint64]:
-        if seed is None:
-            seed = int(self.np_random.integers(1 << 63))
-        if isinstance(seed, (int, np.integer)):
-            seeds = [int(seed) + lane for lane in range(self.num_envs)]
-        else:
-            seeds = list(seed)
-        if len(seeds) != self.num_envs:
-            raise EnvError(f"{len(seeds)} seeds for {self.num_envs} games; give one each, or a single number")
-        return np.array([int(number) & _MASK for number in seeds], np.uint64)
 
     def _checked(self, actions: NDArray[np.int64]) -> NDArray[np.int64]:
         if not self._is_seeded:

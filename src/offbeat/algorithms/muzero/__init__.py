@@ -1,0 +1,13 @@
+"""MuZero: planning with a learned model, its targets searched anew. Imports no torch."""
+
+from offbeat.algorithms.base import Algorithm
+from offbeat.algorithms.muzero.build import build
+from offbeat.algorithms.muzero.config import MuZeroConfig
+from offbeat.algorithms.muzero.parts import check, facts
+from offbeat.envs.judged import look_at_world
+
+ALGORITHM = Algorithm(
+    name="muzero", config_model=MuZeroConfig, build=build, check=check, facts=facts, look=look_at_world
+)
+
+__all__ = ["ALGORITHM", "MuZeroConfig", "build"]
