@@ -189,6 +189,7 @@ def test_problems_come_in_the_order_of_the_lines(files: Files) -> None:
         ("algorithm.network=3", "must be a mapping with hidden, activation or null"),
         ("algorithm.network.hidden=[64, wide]", "must be a list of whole numbers"),
         ("algorithm.network.hiden=[64]", "unknown key; did you mean hidden?"),
+        ("algorithm.activation=relu", "unknown key; did you mean algorithm.network.activation?"),
         ("algorithm.qqq=1", "unknown key; known: lr, name, network, num_steps, segments_per_round, total"),
         ("env=CartPole-v1", "must be a section: indented `key: value` lines"),
         ("algorithm=learner", "must be a section: indented `key: value` lines"),

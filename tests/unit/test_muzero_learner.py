@@ -384,7 +384,7 @@ def test_a_search_must_not_look_further_ahead_than_there_are_positions() -> None
 
 def test_a_game_is_not_evaluated_against_oneself() -> None:
     alone = {"eval.env_kwargs.opponent": "none"}
-    with pytest.raises(ConfigError, match="no opponent"):
+    with pytest.raises(ConfigError, match="have two players: name an opponent"):
         check(offbeat.load_config("connect4-muzero", overrides=alone))
     never = {**alone, "eval.at_end": False, "eval.interval_rounds": None}
     check(offbeat.load_config("connect4-muzero", overrides=never))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -111,17 +112,26 @@ def test_a_prior_over_continuous_actions_is_refused() -> None:
 
 def test_what_a_space_calls_legal_is_checked() -> None:
     fit = fit_environment(offbeat.load_config("connect4-muzero"))
-    full = np.ones((2, 3, 6, 7), np.float32)
-    assert fit.legal(full).all()  # somebody has to choose something
+    obs, over = np.ones((2, 3, 6, 7), np.float32), np.array([True, False])
 
-    class Odd(type(fit.space)):  # type: ignore[misc]
-        def legal(self, obs: np.ndarray) -> np.ndarray:
-            return np.ones((len(obs), 3))
-
-    from dataclasses import replace
+    class Says(type(fit.space)):  # type: ignore[misc]
+        def __init__(self, legal: np.ndarray) -> None:
+            super().__init__()
+            self.legal = lambda obs: legal
 
     with pytest.raises(EnvError, match=r"must give bool of shape \(2, 7\)"):
-        replace(fit, space=Odd()).legal(full)
+        replace(fit, space=Says(np.ones((2, 3)))).legal(obs)
+    none = replace(fit, space=Says(np.zeros((2, 7), np.bool_)))
+    assert none.legal(obs).all()  # somebody has to choose something
+    assert none.legal(obs, np.ones(2, np.bool_)).all()
+    with pytest.raises(EnvError, match="allows no action at an observation whose episode goes on"):
+        none.legal(obs, over)
+
+
+def test_more_samples_than_actions_are_refused() -> None:
+    overrides = {"algorithm.search.num_samples": 8}
+    with pytest.raises(ConfigError, match="num_samples 8 is above the 7 actions of offbeat/Connect4-v0"):
+        fit_environment(offbeat.load_config("connect4-muzero", overrides=overrides))
 
 
 def test_more_than_two_players_are_refused() -> None:

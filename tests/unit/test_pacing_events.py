@@ -217,6 +217,17 @@ def test_replay_without_a_ratio_trains_as_fast_as_it_can() -> None:
     assert [train.version for (train,) in rounds] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("ratio", [None, 0.5])
+def test_replay_takes_no_more_than_a_rounds_share(ratio: float | None) -> None:
+    """What came early is for later rounds: the last ones would have nothing new."""
+    coordinator = replay(off_policy_degree=2, replay_ratio=ratio, min_segments=3, num_lanes=9)
+    begin(coordinator)
+    (first,) = of_type(arrive(coordinator, 0, 1, 2), Train)
+    arrive(coordinator, 3, 4, 5, 6)
+    later = [train.tickets for _ in range(2) for train in of_type(end_round(coordinator), Train)]
+    assert [first.tickets, *later] == [(0, 1, 2), (3, 4), (5, 6)]
+
+
 def test_replay_collects_at_most_k_rounds_ahead() -> None:
     coordinator = replay(off_policy_degree=1, replay_ratio=0.5)
     begin(coordinator)

@@ -257,7 +257,8 @@ class _Validation:
         if details["type"] == "extra_forbidden" and len(path) == len(location):
             key, is_own = str(path[-1]), name == "algorithm" and len(path) == 1
             another = self._of_another(key) if is_own else None
-            message = another or _unknown_key(key, owner.model_fields, self._models)
+            below = _sections_below(owner, ".".join((name, *map(str, path[:-1]))))
+            message = another or _unknown_key(key, owner.model_fields, {**self._models, **below})
         elif "error" in details.get("ctx", {}):
             message = str(details["ctx"]["error"])
         elif field is None:
@@ -309,6 +310,12 @@ def _field_at(
             return tuple(location[: depth + 1]), owner, field
         owner = inner
     return tuple(location), owner, field
+
+
+def _sections_below(owner: type[Section], path: str) -> dict[str, type[Section]]:
+    """The sections that a section holds, by their whole names."""
+    found = {name: nested_section(field.annotation) for name, field in owner.model_fields.items()}
+    return {f"{path}.{name}": section for name, section in found.items() if section is not None}
 
 
 def _unknown_key(key: str, siblings: Mapping[str, object], sections: Mapping[str, type[Section]]) -> str:

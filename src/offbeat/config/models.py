@@ -97,6 +97,11 @@ class AlgorithmConfig(Section):
         num_steps = getattr(self, "num_steps", None)
         return num_steps * config.envs_per_worker if isinstance(num_steps, int) else None
 
+    def samples_per_round(self, config: RunConfig) -> int | None:
+        """Environment steps that are collected for a round; None if unknown."""
+        samples = self.samples_per_segment(config)
+        return None if samples is None else config.segments_per_round * samples
+
     def needed_segments(self, config: RunConfig) -> int:
         """Segments without which no round can start: those of a round, or what fills a replay first."""
         return config.segments_per_round

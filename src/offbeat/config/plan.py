@@ -131,17 +131,17 @@ def _evaluation(config: RunConfig) -> str:
 def _round(config: RunConfig) -> str:
     segments = _count(config.segments_per_round, "segment")
     samples = config.algorithm.samples_per_segment(config)
-    if samples is None:
+    total = config.algorithm.samples_per_round(config)
+    if samples is None or total is None:
         return segments
-    return f"{segments} of {samples:,} samples = {config.segments_per_round * samples:,} samples"
+    new = " new" if total < config.segments_per_round * samples else ""
+    return f"{segments} of {samples:,} samples = {total:,}{new} samples"
 
 
 def _run(config: RunConfig) -> str:
     rounds = _count(config.run.rounds, "round")
-    samples = config.algorithm.samples_per_segment(config)
-    total = (
-        "" if samples is None else f" = {config.run.rounds * config.segments_per_round * samples:,} samples"
-    )
+    samples = config.algorithm.samples_per_round(config)
+    total = "" if samples is None else f" = {config.run.rounds * samples:,} samples"
     stop = config.run.stop_return
     early = "" if stop is None else f", ending early at a mean return of {stop:g}"
     return f"{rounds}{total}{early}, seed {config.run.seed}, in {config.run.dir or _default_dir(config)}"

@@ -209,7 +209,9 @@ class Books:
         later = arrived - max(0, self.config.min_segments - share)
         own = ratio is None or self.version + 1 <= ratio * later + 1e-9
         _require(own, BOUND, "round {} lives on what the first one waited for", self.version)
-        due = self.config.replay_limit(self.version, 0) if degree == 0 else 0
+        taken, share = len(self.training or ()) + len(self.trained), self.config.replay_limit(self.version, 0)
+        _require(taken <= share, BOUND, "round {} takes {} of {} segments", self.version, taken, share)
+        due = share if degree == 0 else 0
         most = self.config.max_outstanding
         ready = arrived >= due or (most is not None and len(self.ready) >= most)
         _require(ready, BOUND, "round {} at k = 0 with {} of {}", self.version, arrived, due)

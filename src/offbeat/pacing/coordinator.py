@@ -453,7 +453,9 @@ class Coordinator:
         owed = self.config.replay_limit(self.version, 0) if self._degree == 0 else 0
         if arrived < owed and (most is None or ready < most):
             return None
-        return tuple(t.number for t in self.ledger.with_status(READY))
+        # No more than at k = 0 by now: what came earlier is for later rounds, which would have nothing new.
+        share = max(0, self.config.replay_limit(self.version, 0) - self.ledger.num(TRAINED))
+        return tuple(t.number for t in self.ledger.with_status(READY)[:share])
 
     def _assert_bound(self, chosen: tuple[int, ...]) -> None:
         """The bound, checked where it matters: on what is about to be trained."""

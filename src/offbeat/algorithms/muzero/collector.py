@@ -71,7 +71,7 @@ class MuZeroCollector:
         config, fit, finished = self._config, self._fit, []
         for t in range(config.num_steps):
             seen = lane.obs[:, -1]
-            roots = Roots(lane.obs, lane.actions, lane.first, fit.legal(seen))
+            roots = Roots(lane.obs, lane.actions, lane.first, fit.legal(seen, lane.ended))
             plan = self._planner.plan(roots, rngs, explores=True)
             actions = plan.act(config.search.temperature, rngs)
             out["obs"][t], out["actions"][t], out["valid"][t] = seen, actions, ~lane.ended

@@ -195,7 +195,8 @@ class PlanningConfig(AlgorithmConfig):
                 (
                     "buffer_capacity",
                     f"is {length} steps for each of {streams} environments, a window and a segment take"
-                    f" {needed}: raise it to {streams * needed}",
+                    f" {needed}: raise it to {streams * needed}, or lower num_unroll ({self.num_unroll}),"
+                    f" td_steps ({self.td_steps}) or num_steps ({self.num_steps})",
                 )
             )
         if self.reanalyse.segments_per_round >= config.segments_per_round:
@@ -254,6 +255,10 @@ class PlanningConfig(AlgorithmConfig):
     def new_segments(self, config: RunConfig) -> int:
         """Those that a round takes: `replay_ratio` is in updates per step here."""
         return config.segments_per_round
+
+    def samples_per_round(self, config: RunConfig) -> int:
+        """New steps of a round: what is searched anew is none."""
+        return collected_per_round(config) * self.num_steps * config.envs_per_worker
 
     def search_config(self, *, two_player: bool, is_eval: bool = False) -> SearchConfig:
         """The search as the trees want it."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import gymnasium
 import numpy as np
+from numpy.typing import NDArray
 
 from offbeat.algorithms.muzero.config import PlanningConfig, planning_config
 from offbeat.config.models import RunConfig
@@ -24,8 +25,7 @@ class Fit:
     """A world model, and how the environment's actions relate to it.
 
     ``num_slots`` is the number of actions that a tree chooses among: all, or some that are drawn for each
-    node. ``space`` knows which actions are legal
-    where it has a method of that name.
+    node. ``space`` knows which actions are legal where it has a method of that name.
     """
 
     spec: WorldSpec
@@ -33,10 +33,11 @@ class Fit:
     two_player: bool
     space: gymnasium.Space[object]
 
-    def legal(self, obs: Array) -> Array | None:
+    def legal(self, obs: Array, ended: NDArray[np.bool_] | None = None) -> Array | None:
         """Which actions ``[N, A]`` may be taken at observations ``[N, ...]``; None: all of them.
 
-        After an episode's end none may be; all are shown then, for somebody asks what to do.
+        After an episode's end none may be; all are shown then, for somebody asks what to do. ``ended``
+        ``[N]`` says where that is so, if it is known.
         """
         judge = getattr(self.space, "legal", None)
         if judge is None:
@@ -47,7 +48,13 @@ class Fit:
                 f"legal(obs) of {self.space} gave {legal.dtype} of shape {legal.shape} for {len(obs)}"
                 f" observations; it must give bool of shape {shape}"
             )
-        found: Array = legal | ~legal.any(axis=1, keepdims=True)
+        some = np.asarray(legal.any(axis=1))
+        if ended is not None and not (some | ended).all():
+            raise EnvError(
+                f"legal(obs) of {self.space} allows no action at an observation whose episode goes on: it"
+                " must allow one there, or the environment must end the episode"
+            )
+        found: Array = legal | ~some[:, None]
         return found
 
     @property
@@ -82,7 +89,12 @@ def fit(algorithm: PlanningConfig, world: World, name: str) -> Fit:
         projection=settings.hidden if algorithm.compares_latents else 0,
     )
     wanted = algorithm.search.num_samples
-    num_slots = min(wanted or num_actions, num_actions) if num_actions else wanted or CONTINUOUS_SAMPLES
+    if num_actions and wanted and wanted > num_actions:
+        raise ConfigError(
+            f"algorithm.search.num_samples {wanted} is above the {num_actions} actions of {name}: leave it"
+            " out, and trees choose among all of them"
+        )
+    num_slots = wanted or num_actions or CONTINUOUS_SAMPLES
     return Fit(spec, num_slots, players(name, space) == 2, space)
 
 

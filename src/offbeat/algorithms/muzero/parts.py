@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from offbeat.algorithms.base import Roles
-from offbeat.algorithms.muzero.config import collected_per_round, num_streams, planning_config
+from offbeat.algorithms.muzero.config import num_streams, planning_config
 from offbeat.algorithms.muzero.fitting import Fit, fit, fit_environment, players
 from offbeat.algorithms.muzero.steps import step_spec
 from offbeat.config.models import RunConfig
@@ -160,8 +160,9 @@ def _check_opponent(config: RunConfig) -> None:
         world.close()
     if count == 2:
         raise ConfigError(
-            f"evaluations of {config.env.id} have two players and no opponent: name one by eval.env_kwargs,"
-            " for Connect Four {opponent: random} or {opponent: 'minimax:3'}"
+            f"evaluations of {config.env.id} have two players: name an opponent by eval.env_kwargs, for"
+            " Connect Four {opponent: random} or {opponent: 'minimax:3'}. An environment that answers moves"
+            " has action_space.num_players 1"
         )
 
 
@@ -175,9 +176,11 @@ def _multiplies_bfloat16() -> bool:
 def facts(config: RunConfig) -> dict[str, str]:
     """The size of the replay, what is trained when, and how trees are searched."""
     algorithm = planning_config(config)
-    steps = collected_per_round(config) * algorithm.num_steps * config.envs_per_worker
+    steps = algorithm.samples_per_round(config)
+    before = steps * (config.first_segments // config.segments_per_round - 1)
     found = {
-        "replay": f"{algorithm.buffer_capacity:,} steps, {replay_bytes(config) / 1e6:,.1f} MB",
+        "replay": f"{algorithm.buffer_capacity:,} steps, {replay_bytes(config) / 1e6:,.1f} MB;"
+        f" {before:,} are collected before those of the first round",
         "updates": f"{algorithm.replay_ratio:g} for each step, {steps * algorithm.replay_ratio:g} a round",
         "trees": "compiled by numba" if uses_numba() else "in numpy; install offbeat[numba] to compile them",
     }

@@ -64,7 +64,7 @@ class UniZeroConfig(PlanningConfig):
             found.append(
                 (
                     "algorithm.network.latent",
-                    f"must be a multiple of twice the {settings.heads} heads: each turns pairs",
+                    f"must be a multiple of twice algorithm.network.heads, {settings.heads}",
                 )
             )
         if self.num_unroll < 3:
