@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -440,6 +441,16 @@ def test_the_board_is_written_from_the_top() -> None:
     assert lines[:4] == [". . . . . . ."] * 4
     assert lines[4:] == [". . . O . . .", "X . . X . . .", "0 1 2 3 4 5 6", "dropped in 0"]
     assert "O has four in a line" in rendering.text(0, 0b1111, 0)
+
+
+@pytest.mark.parametrize(("begins", "agent"), [("agent", "X"), ("opponent", "O")])
+def test_the_board_says_whose_stones_are_the_agents(begins: Any, agent: str) -> None:
+    env = Connect4Env("random", begins, render_mode="ansi")
+    env.reset(seed=0)
+    many = Connect4VectorEnv(2, "random", begins, render_mode="ansi")
+    many.reset(seed=0)
+    for text in (env.render(), *many.render()):
+        assert f"the agent is {agent}" in text
 
 
 def test_pictures_show_the_stones_and_mark_the_last() -> None:

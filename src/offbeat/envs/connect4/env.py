@@ -149,7 +149,8 @@ class Connect4Env(gymnasium.Env[Obs, np.int64]):
 
         first, second = self._game.stones
         if self.render_mode == "ansi":
-            return rendering.text(first, second, self._last)
+            has_opponent = self._options.opponent != NO_OPPONENT
+            return rendering.text(first, second, self._last, self._agent if has_opponent else None)
         if self.render_mode == "rgb_array":
             return rendering.picture(first, second, self._last)
         gymnasium.logger.warn(f"render() needs a render_mode: make the game with one of {RENDER_MODES}")

@@ -24,10 +24,15 @@ _COLOURS = ((24, 27, 33), (229, 57, 53), (253, 203, 40))
 _BOARD, _MARK = (36, 84, 180), (245, 247, 250)
 
 
-def text(first: int, second: int, last: int | None) -> str:
-    """A board as coloured letters, which say the same without colours; ``last`` is the column moved in."""
+def text(first: int, second: int, last: int | None, agent: int | None = None) -> str:
+    """A board as coloured letters, which say the same without colours.
+
+    ``last`` is the column moved in; ``agent``, 0 or 1, the player who has an opponent in the environment.
+    """
     lines = [" ".join(_letter(cell) for cell in row) for row in _cells(first, second)]
     lines.append(" ".join(str(column) for column in range(NUM_COLUMNS)))
+    if agent is not None:
+        lines.append(f"the agent is {LETTERS[1 + agent]}")
     if last is not None:
         lines.append(f"dropped in {last}")
     if has_four(first) or has_four(second):

@@ -123,12 +123,14 @@ class Connect4VectorEnv(VectorEnv[Obs, NDArray[np.int64], NDArray[Any]]):
         """One text or picture per game."""
         from offbeat.envs.connect4 import rendering  # most games are played unseen
 
-        draw = {"ansi": rendering.text, "rgb_array": rendering.picture}.get(self.render_mode or "")
-        if draw is None:
-            return None
         lasts = [None if column < 0 else column for column in self._last.tolist()]
-        games = zip(self._stones.tolist(), lasts, strict=True)
-        return tuple(draw(first, second, last) for (first, second), last in games)
+        if self.render_mode == "ansi":
+            has_opponent = self._options.opponent != NO_OPPONENT
+            agents = self._agents.tolist() if has_opponent else [None] * self.num_envs
+            return tuple(map(rendering.text, *self._stones.T.tolist(), lasts, agents))
+        if self.render_mode == "rgb_array":
+            return tuple(map(rendering.picture, *self._stones.T.tolist(), lasts))
+        return None
 
     def _show(self, illegal: Bools) -> tuple[Obs, Info]:
         obs = np.empty((self.num_envs, *OBS_SHAPE), np.float32)
