@@ -308,7 +308,7 @@ def test_what_is_no_column_is_refused(kind: str, bad: int) -> None:
     with pytest.raises(EnvError, match=r"call reset\(\)"):
         table.step(0)
     table.reset(seed=0)
-    with pytest.raises(EnvError, match=r"no column.*0 to 6"):
+    with pytest.raises(EnvError, match=r"no action.*0 to 6"):
         table.step(bad)
 
 

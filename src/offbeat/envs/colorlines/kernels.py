@@ -273,15 +273,6 @@ def reset_all(obs: Boards, rng: Streams, potentials: Floats, num_start_balls: in
 
 
 @jit
-def find_bad_action(actions: Ints, is_over: Bools) -> int:
-    """First lane whose action is none, -1 if there is no such lane; ended games take any."""
-    for lane in range(actions.shape[0]):
-        if not is_over[lane] and (actions[lane] < 0 or actions[lane] >= NUM_CELLS * NUM_CELLS):
-            return lane
-    return -1
-
-
-@jit
 def step_all(
     obs: Boards,
     rng: Streams,

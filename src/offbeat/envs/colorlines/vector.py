@@ -23,7 +23,7 @@ from offbeat.envs.colorlines.rules import (
     RulesName,
     check_choices,
 )
-from offbeat.envs.streams import new_streams
+from offbeat.envs.games import checked_actions, from_all_games, new_streams
 from offbeat.errors import EnvError
 
 Obs = NDArray[np.int8]
@@ -137,24 +137,14 @@ class ColorLinesVectorEnv(VectorEnv[Obs, NDArray[np.int64], NDArray[Any]]):
     def _checked(self, actions: NDArray[np.int64]) -> NDArray[np.int64]:
         if not self._is_seeded:
             raise EnvError("Color Lines was stepped before a game had started; call reset() first")
-        actions = np.ascontiguousarray(actions, np.int64)
-        if actions.shape != (self.num_envs,):
-            raise EnvError(f"actions have shape {actions.shape}; give one for each of {self.num_envs} games")
-        lane = kernels.find_bad_action(actions, self._is_over)
-        if lane >= 0:
-            raise EnvError(
-                f"{actions[lane]} (game {lane}) is no action of Color Lines; "
-                f"give one of 0 to {NUM_ACTIONS - 1}"
-            )
-        return actions
+        return checked_actions(actions, self._is_over, NUM_ACTIONS, "Color Lines")
 
     def _falses(self) -> Bools:
         return np.zeros(self.num_envs, np.bool_)
 
     def _info(self, cleared: NDArray[np.int64], illegal: Bools) -> Info:
         infos = {"score": self._scores.copy(), "cleared": cleared, "illegal": illegal}
-        # Gymnasium's wrappers ask in "_name" which of the games gave a value: here all of them always do.
-        return infos | {f"_{name}": np.ones(self.num_envs, np.bool_) for name in infos}
+        return from_all_games(infos, self.num_envs)
 
 
 def _check(num_envs: int, max_episode_steps: int) -> None:

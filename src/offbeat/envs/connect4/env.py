@@ -129,7 +129,7 @@ class Connect4Env(gymnasium.Env[Obs, np.int64]):
         if not self._is_seeded:
             raise EnvError("Connect Four was stepped before a game had started; call reset() first")
         if not 0 <= action < NUM_COLUMNS:
-            raise EnvError(f"{action} is no column of Connect Four; give one of 0 to {NUM_COLUMNS - 1}")
+            raise EnvError(f"{action} is no action of Connect Four; give one of 0 to {NUM_COLUMNS - 1}")
         if action not in self._game.open_columns():
             return self._observe(), LOSS_REWARD, True, False, self._info(True)
         reward = WIN_REWARD if self._play(int(action)) else 0.0

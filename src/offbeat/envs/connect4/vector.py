@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from offbeat.envs.connect4 import kernels
 from offbeat.envs.connect4.env import OBS_SHAPE, RENDER_MODES, Columns, Info, Obs, observation_space
 from offbeat.envs.connect4.rules import NO_OPPONENT, NUM_COLUMNS, BeginsName, TiesName, read_options
-from offbeat.envs.streams import new_streams
+from offbeat.envs.games import checked_actions, from_all_games, new_streams
 from offbeat.errors import EnvError
 
 Bools = NDArray[np.bool_]
@@ -138,19 +138,9 @@ class Connect4VectorEnv(VectorEnv[Obs, NDArray[np.int64], NDArray[Any]]):
         to_play = np.empty(self.num_envs, np.int64)
         kernels.show_all(self._stones, self._plies, self._agents, self._options.opponent, obs, masks, to_play)
         infos = {"action_mask": masks, "to_play": to_play, "illegal": illegal}
-        # Gymnasium's wrappers ask in "_name" which of the games gave a value: here all of them always do.
-        return obs, infos | {f"_{name}": np.ones(self.num_envs, np.bool_) for name in infos}
+        return obs, from_all_games(infos, self.num_envs)
 
     def _checked(self, actions: NDArray[np.int64]) -> NDArray[np.int64]:
         if not self._is_seeded:
             raise EnvError("Connect Four was stepped before a game had started; call reset() first")
-        actions = np.ascontiguousarray(actions, np.int64)
-        if actions.shape != (self.num_envs,):
-            raise EnvError(f"actions have shape {actions.shape}; give one for each of {self.num_envs} games")
-        lane = kernels.find_bad_action(actions, self._is_over)
-        if lane >= 0:
-            raise EnvError(
-                f"{actions[lane]} (game {lane}) is no column of Connect Four; "
-                f"give one of 0 to {NUM_COLUMNS - 1}"
-            )
-        return actions
+        return checked_actions(actions, self._is_over, NUM_COLUMNS, "Connect Four")
