@@ -313,6 +313,23 @@ def test_a_lost_ticket_waits_while_every_lane_is_busy() -> None:
     assert again[0] == replace(lost, lane=0, attempt=1), "it comes before any new ticket"
 
 
+def test_rounds_of_a_replay_take_a_lanes_segments_in_the_order_it_made_them() -> None:
+    coordinator = make(mode="replay", num_lanes=2, off_policy_degree=4)
+    begin(coordinator)
+    assert arrive(coordinator, 0)[0] == Train(0, (0,), 4), "lane 0 made it"
+    arrive(coordinator, 2, 3)
+    coordinator.handle(LaneLost(1), 0.0)
+    arrive(coordinator, 4)
+    assert coordinator.ledger.ticket(1).lane == 0
+    arrive(coordinator, 1)
+    saved = coordinator.state_dict()
+    taken = [of_type(end_round(coordinator), Train)[0].tickets for _ in range(4)]
+    assert taken == [(2,), (3,), (4,), (1,)]
+    again = make(mode="replay", num_lanes=2, off_policy_degree=4)
+    again.load_state_dict(saved)
+    assert again.ledger.arrived() == [0, 2, 3, 4, 1]
+
+
 def test_a_ticket_may_be_lost_again_and_again() -> None:
     coordinator = make()
     begin(coordinator)

@@ -167,7 +167,7 @@ class Books:
         _require(distinct, CONSERVATION, "{} holds segments trained before or not there", action)
         self.training = action.tickets
         if self.config.mode == "replay":
-            self._check_replay_round(degree)
+            self._check_replay_round(action, degree)
         else:
             size = self.config.segments_per_round
             _require(len(action.tickets) == size, CONSERVATION, "{} should hold {} segments", action, size)
@@ -199,7 +199,7 @@ class Books:
                 )
         return sum(ages.values()) / max(len(ages), 1)
 
-    def _check_replay_round(self, degree: int) -> None:
+    def _check_replay_round(self, action: Train, degree: int) -> None:
         arrived, ratio = len(self.ready) + len(self.trained), self.config.replay_ratio
         enough = arrived >= max(1, self.config.min_segments)
         _require(enough, BOUND, "round {} began with {} segments", self.version, arrived)
@@ -209,8 +209,9 @@ class Books:
         later = arrived - max(0, self.config.min_segments - share)
         own = ratio is None or self.version + 1 <= ratio * later + 1e-9
         _require(own, BOUND, "round {} lives on what the first one waited for", self.version)
-        taken, share = len(self.training or ()) + len(self.trained), self.config.replay_limit(self.version, 0)
-        _require(taken <= share, BOUND, "round {} takes {} of {} segments", self.version, taken, share)
+        share = self.config.replay_limit(self.version, 0)
+        first = tuple(sorted(list(self.ready)[: max(0, share - len(self.trained))]))
+        _require(action.tickets == first, CONTRACT, "{} should train {}", action, first)
         due = share if degree == 0 else 0
         most = self.config.max_outstanding
         ready = arrived >= due or (most is not None and len(self.ready) >= most)

@@ -455,7 +455,8 @@ class Coordinator:
             return None
         # No more than at k = 0 by now: what came earlier is for later rounds, which would have nothing new.
         share = max(0, self.config.replay_limit(self.version, 0) - self.ledger.num(TRAINED))
-        return tuple(t.number for t in self.ledger.with_status(READY)[:share])
+        # First come, first trained: a ticket issued again has an old number, but what its lane made last.
+        return tuple(sorted(self.ledger.arrived()[:share]))
 
     def _assert_bound(self, chosen: tuple[int, ...]) -> None:
         """The bound, checked where it matters: on what is about to be trained."""

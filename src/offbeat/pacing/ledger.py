@@ -64,6 +64,10 @@ class Ledger:
         tickets = self._live[status]
         return [tickets[number] for number in sorted(tickets)]
 
+    def arrived(self) -> list[int]:
+        """Numbers of the tickets that are READY, in order of arrival."""
+        return list(self._live[READY])
+
     def issue(self, ticket: Ticket) -> None:
         """Enter a new ticket, or one that was lost and is issued again."""
         if ticket.number == len(self._status):

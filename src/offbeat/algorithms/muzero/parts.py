@@ -177,7 +177,7 @@ def facts(config: RunConfig) -> dict[str, str]:
     """The size of the replay, what is trained when, and how trees are searched."""
     algorithm = planning_config(config)
     steps = algorithm.samples_per_round(config)
-    before = steps * (config.first_segments // config.segments_per_round - 1)
+    before = steps * (config.first_segments - config.segments_per_round) // config.segments_per_round
     found = {
         "replay": f"{algorithm.buffer_capacity:,} steps, {replay_bytes(config) / 1e6:,.1f} MB;"
         f" {before:,} are collected before those of the first round",

@@ -138,13 +138,16 @@ class PPOPERConfig(PPOConfig):
         if isinstance(self.replay_ratio, float) and self.replay_ratio <= 0:
             found.append(("replay_ratio", "must be above 0; null trains as fast as the learner can"))
         dial = config.async_training
-        oldest_new = dial.largest_degree + dial.weight_sync_interval - 1
+        # Above k = 0 tickets are issued while newer weights are still being published.
+        ahead = dial.largest_degree or -1
+        oldest_new = ahead + dial.weight_sync_interval
         if self.max_age is not None and self.max_age < oldest_new:
             found.append(
                 (
                     "max_age",
-                    f"is less than the {oldest_new} versions by which segments are behind when they arrive in"
-                    " time (off_policy_degree + weight_sync_interval - 1): raise it to that",
+                    f"is less than the {oldest_new} versions by which segments may be behind although they"
+                    " come in time (off_policy_degree + weight_sync_interval, at k = 0 one less): raise it to"
+                    " that, or to more where they are to be replayed",
                 )
             )
         if self.correction == "gae":
