@@ -217,7 +217,7 @@ def skills(out: Path, runs: Path, seeds: int) -> None:
 
 
 def planning(out: Path, runs: Path, seeds: int) -> None:
-    """Returns of evaluations over environment steps, one line for each seed."""
+    """Returns of evaluations over environment steps, one line for each seed, up to the shortest run's end."""
     missing = [name for name in PLANNED if not (RESULTS / f"{name}.json").exists()]
     if missing:
         say(f"planning: {missing} are missing in {RESULTS}; benchmarks/planning.py --out makes them")
@@ -235,7 +235,8 @@ def planning(out: Path, runs: Path, seeds: int) -> None:
                 axes.plot(np.array(steps) / 1e3, scores, color=colour, lw=1.4, alpha=0.85, label=label)
                 label = ""
         axes.set_xlabel("environment steps in thousands")
-        axes.set_xlim(left=0)
+        ends = [run["curve"][-1][0] for contestant in contestants for run in kept[contestant]]
+        axes.set_xlim(0, min(ends) / 1e3)
         axes.legend(frameon=False, loc="lower right")
         _tidy(axes)
     panels[0].set_ylabel("return of evaluations")
