@@ -37,7 +37,7 @@ from common import conclude, median, parser, say
 
 from offbeat.pipeline import Pipeline
 from offbeat.roles import PerWorker, WorkerContext
-from offbeat.runtime.base import LaneStart, Plan, SegmentReady
+from offbeat.runtime.base import CollectorUp, LaneStart, Plan, SegmentReady, WeightsOut
 from offbeat.runtime.processes import ProcessRuntime
 from offbeat.runtime.shared import OpenBlocks, WeightsWriter
 from offbeat.runtime.worker import Weights
@@ -185,7 +185,7 @@ def hand_over(num_bytes: int, copies: Copies, count: int) -> float:
 def _until_ready(runtime: ProcessRuntime) -> None:
     expected, give_up_s = NUM_WORKERS + 1, time.perf_counter() + 60
     while expected > 0:
-        expected -= len(runtime.wait(0.25))
+        expected -= sum(isinstance(found, CollectorUp | WeightsOut) for found in runtime.wait(0.25))
         if time.perf_counter() > give_up_s:
             raise SystemExit("the workers did not start within 60 s")
 
