@@ -12,6 +12,7 @@ from offbeat.pacing import AUTO, Coordinator, Counts
 from offbeat.pacing.deadlines import BoundBroken
 from offbeat.pacing.ledger import RUNNING
 from offbeat.pacing.messages import (
+    Action,
     Clock,
     DialTurned,
     Finish,
@@ -278,6 +279,22 @@ def test_what_fills_the_replay_is_not_part_of_the_dial() -> None:
     arrive(coordinator, *range(9))
     assert tickets(end_round(coordinator)) and coordinator.counts().issued == 13
     assert coordinator.counts().running == 4
+
+
+def test_new_segments_of_a_replay_may_be_one_version_older_than_the_dial() -> None:
+    """Tickets are issued while weights are being published; what they bring waits for its round."""
+    coordinator = make(mode="replay", replay_ratio=1.0, off_policy_degree=2)
+    begin(coordinator)
+    ages: list[int] = []
+    for version in range(8):
+        actions: list[Action] = []
+        while running := coordinator.ledger.with_status(RUNNING):
+            actions += arrive(coordinator, running[0].number)
+        if version == 0:
+            (train,) = of_type(actions, Train)
+        ages += [version - coordinator.ledger.ticket(number).version for number in train.tickets]
+        (train,) = of_type(end_round(coordinator), Train)
+    assert max(ages) == 3
 
 
 # ---------------------------------------------------------------- losses

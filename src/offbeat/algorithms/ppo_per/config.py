@@ -139,8 +139,7 @@ class PPOPERConfig(PPOConfig):
             found.append(("replay_ratio", "must be above 0; null trains as fast as the learner can"))
         dial = config.async_training
         # Above k = 0 tickets are issued while newer weights are still being published.
-        ahead = dial.largest_degree or -1
-        oldest_new = ahead + dial.weight_sync_interval
+        oldest_new = dial.largest_degree + dial.weight_sync_interval - (dial.largest_degree == 0)
         if self.max_age is not None and self.max_age < oldest_new:
             found.append(
                 (
