@@ -4,17 +4,30 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 EXTRAS ?= box2d,minatar,tensorboard,ray,colorlines,marl,dev
 
-.PHONY: run test test-all lint format bench install docs clean
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+# The commit that `make net-record` makes a reference of.
+REF ?= HEAD~1
+
+.PHONY: run test test-all quick unit net-record lint format bench install docs clean
 
 run: install
 	$(BIN)/offbeat train cartpole-ppo
 	@echo "To use the command in this shell: . $(BIN)/activate"
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+quick: install
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint unit
+
+unit: install
+	$(PYTEST) -m "not slow" tests/unit
+
+net-record: install
+	$(BIN)/python -m tests.net.record --ref $(REF)
 
 lint: install
 	$(BIN)/ruff check .
@@ -46,4 +59,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .numba_cache .net

@@ -10,7 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
+ROOT = Path(__file__).resolve().parent.parent
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("NUMBA_CACHE_DIR", str(ROOT / ".numba_cache"))  # kernels are compiled once for all
 
 SMALL = {
     "env.num_envs": 8,
@@ -23,6 +25,20 @@ SMALL = {
     "observe.console": "none",
     "observe.tensorboard": False,
 }
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep each file's tests in one process of pytest-xdist, for they share fixtures; Ray's all in one.
+
+    Those of the net share nothing: they go wherever there is room.
+    """
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            path = item.path.relative_to(ROOT / "tests")
+            if "ray" in path.stem or "shared_ray" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.xdist_group("ray"))
+            elif path.parts[0] != "net":
+                item.add_marker(pytest.mark.xdist_group(path.with_suffix("").as_posix()))
 
 
 @pytest.fixture

@@ -63,7 +63,6 @@ def test_run_in_threads_is_the_same(recipe: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("ray")
 @pytest.mark.parametrize("recipe", ON_RAY)
 def test_run_on_ray_is_the_same(recipe: str, tmp_path: Path, shared_ray: None) -> None:
     before, exact = expected(recipe)
