@@ -33,12 +33,20 @@ class Faulty(CartPoleEnv):
     def step(self, action: Any) -> Any:
         self._num_steps += 1
         obs, reward, *rest = super().step(action)
-        if self._num_steps == AT_STEP and not Path(self._once).exists():
-            Path(self._once).touch()
+        if self._num_steps == AT_STEP and _claimed(self._once):
             if self._fault == "raise":
                 raise RuntimeError("asked to raise")
             reward = 1e30
         return obs, reward, *rest
+
+
+def _claimed(path: str) -> bool:
+    """Make the file; False when it is there already."""
+    try:
+        Path(path).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 class Kill(offbeat.Callback):
@@ -55,7 +63,10 @@ class Kill(offbeat.Callback):
 
 
 def _is_first(process: psutil.Process) -> bool:
-    return process.cmdline()[-1:] == ["worker_0"]
+    try:
+        return process.cmdline()[-1:] == ["worker_0"]
+    except psutil.Error:  # the remains of another one
+        return False
 
 
 def killed(directory: Path) -> Record:

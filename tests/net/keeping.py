@@ -55,7 +55,10 @@ def made_reference() -> Path:
 
 
 def kept_commit() -> str:
-    """The newest commit that changed kept files: its code does what they say."""
+    """The newest commit that changed kept files: its code does what they say.
+
+    The commit before would be wrong where this one changes what runs do, and the kept files with it.
+    """
     return _git("log", "-1", "--format=%H", "--", str(KEPT)) or _fail("no commit has kept files")
 
 
@@ -79,7 +82,8 @@ def _record(source: Path) -> None:
     path = os.pathsep.join([str(source), str(ROOT)])
     # Kernels compiled for the worktree go with it.
     environment = {**os.environ, "PYTHONPATH": path, "NUMBA_CACHE_DIR": str(source.parent / "numba")}
-    command = [sys.executable, "-m", "tests.net.record", "--out", str(CACHE / "records"), "--once"]
+    command = [sys.executable, "-m", "tests.net.record", "--once"]
+    command += ["--out", str(CACHE / "records"), "--source", str(source)]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, timeout=_TIMEOUT_S, capture_output=True, text=True, check=False
     )

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import offbeat
 from tests.net import keeping
 from tests.net.comparing import differences
 from tests.net.subjects import missing_package, subjects
@@ -24,7 +25,10 @@ def main() -> None:
     parser.add_argument("--once", action="store_true", help="do not record twice")
     parser.add_argument("--ref", help="make a reference of another commit, for this machine only")
     parser.add_argument("--runs", action="store_true", help="make the kept run directories")
+    parser.add_argument("--source", type=Path, help="the folder that offbeat has to be imported from")
     chosen = parser.parse_args()
+    if chosen.source is not None and not Path(offbeat.__file__).is_relative_to(chosen.source):
+        sys.exit(f"offbeat comes from {offbeat.__file__}, not from {chosen.source}")
     if chosen.ref is not None:
         keeping.make_reference(chosen.ref)
     elif chosen.runs:

@@ -16,7 +16,7 @@ EVALUATES_BESIDE = "cartpole-ppo-async+eval"
 
 
 def subjects() -> dict[str, Callable[[Path], Record]]:
-    """What records a subject in a directory that does not exist yet."""
+    """Functions that record a subject in a directory that does not exist yet."""
     runs = {recipe: partial(record_recipe, recipe) for recipe in recipes()}
     beside = {"async_training.enable_async_eval": True}
     eval_beside = partial(record_recipe, "cartpole-ppo-async", changes=beside)

@@ -69,6 +69,7 @@ def test_run_on_ray_is_the_same(recipe: str, tmp_path: Path, shared_ray: None) -
     check(unordered(before), unordered(record_recipe(recipe, tmp_path / "run", "ray")), exact)
 
 
+@pytest.mark.filterwarnings("ignore:overflow")
 @pytest.mark.parametrize("name", INCIDENTS)
 def test_incident_goes_as_it_went(name: str, tmp_path: Path) -> None:
     before, exact = expected(incident(name))
