@@ -206,7 +206,7 @@ def _pump(runtime: ProcessRuntime, reader: Reader, count: int) -> list[float]:
             taken_s.append(time.perf_counter())
             runtime.release([ticket.number])
             number += 1
-            runtime.collect(Ticket(number, ticket.lane, 0, 0, seed=0))
+            runtime.collect(Ticket(number, ticket.collector, 0, 0, seed=0))
     return taken_s
 
 

@@ -57,7 +57,7 @@ def judge_drawn(run_dir: Path, games: int) -> float:
     """Mean return of the same weights when actions are drawn and not the most likely ones."""
     wanted = ("eval.deterministic=false", f"eval.episodes={games}")
     config = launch.load(run_dir / "config.yaml", wanted)
-    evaluator = launch.make_roles(config).evaluate.make(WorkerContext(lane=0, num_lanes=1, seed=1))
+    evaluator = launch.make_roles(config).evaluate.make(WorkerContext(collector=0, num_collectors=1, seed=1))
     weights = CheckpointManager(run_dir / "checkpoints").load().weights
     return float(evaluator.evaluate(weights, 1)["eval/return_mean"])
 

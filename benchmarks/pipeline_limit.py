@@ -185,9 +185,11 @@ def ideal_s(learner: Learn, degree: int) -> float:
             order += 1
             match action:
                 case Issue(ticket):
-                    free_s[ticket.lane] = max(now_s, free_s[ticket.lane]) + learner.segment_s[ticket.number]
+                    free_s[ticket.collector] = (
+                        max(now_s, free_s[ticket.collector]) + learner.segment_s[ticket.number]
+                    )
                     arrival = SegmentArrived(ticket.number, ticket.version)
-                    heappush(coming, (free_s[ticket.lane], order, arrival))
+                    heappush(coming, (free_s[ticket.collector], order, arrival))
                 case Train(version):
                     ended_s.append(now_s + learner.train_s[version])
                     heappush(coming, (ended_s[-1], order, RoundTrained(version + 1)))

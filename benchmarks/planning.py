@@ -85,7 +85,7 @@ def collecting(seconds: float) -> float:
     )
     roles = launch.make_roles(config)
     weights = roles.learner(Alone()).weights()
-    collector = roles.collect.make(WorkerContext(lane=0, num_lanes=1, seed=1))
+    collector = roles.collect.make(WorkerContext(collector=0, num_collectors=1, seed=1))
     collector.collect(Ticket(0, 0, 0, 0, 0), weights)
     started_s, steps, number = time.process_time(), 0, 0
     while time.process_time() - started_s < seconds:

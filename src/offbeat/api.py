@@ -89,7 +89,8 @@ def evaluate(
     manager = CheckpointManager(directory / "checkpoints")
     saved = _load(manager, manager.best() if best else None)
     seed = derive_seed(config.run.seed, "evaluate", saved.version) if seed is None else seed
-    evaluator = launch.make_roles(config).evaluate.make(WorkerContext(lane=0, num_lanes=1, seed=seed))
+    context = WorkerContext(collector=0, num_collectors=1, seed=seed)
+    evaluator = launch.make_roles(config).evaluate.make(context)
     return {"eval/version": float(saved.version), **evaluator.evaluate(saved.weights, seed)}
 
 

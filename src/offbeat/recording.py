@@ -281,7 +281,7 @@ class Recorder:
         self._meter.arrived(segment, num_bytes, perf_counter())
         ticket = segment.ticket
         if self._files is not None:
-            made = (ticket.number, ticket.lane, ticket.version, ticket.deadline)
+            made = (ticket.number, ticket.collector, ticket.version, ticket.deadline)
             self._files.schedule.append(Arrival(*made, incarnation, rollbacks).to_record())
         if self._options.dial.enable_async_debug_log:
             issued_at_s = self._issued_at_s.get(ticket.number, perf_counter())

@@ -139,16 +139,26 @@ class Alone:
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """What a worker's role is told when it is made. ``seed`` differs by lane and incarnation.
+    """Arguments of a role's factory. ``seed`` differs by collector and incarnation.
 
     ``ranks`` is for learners of several processes.
     """
 
-    lane: int
-    num_lanes: int
+    collector: int
+    num_collectors: int
     seed: int
     incarnation: int = 0
     ranks: Ranks = Alone()
+
+    @property
+    def lane(self) -> int:
+        """Older name of ``collector``."""
+        return self.collector
+
+    @property
+    def num_lanes(self) -> int:
+        """Older name of ``num_collectors``."""
+        return self.num_collectors
 
 
 RoleT = TypeVar("RoleT")

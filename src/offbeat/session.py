@@ -373,7 +373,7 @@ class Session:
                 raise error
 
     def _segment_ready(self, happening: SegmentReady) -> None:
-        segment, lane = happening.segment, happening.segment.ticket.lane
+        segment, lane = happening.segment, happening.segment.ticket.collector
         start = self._lanes.arrived(lane, segment.ticket.number, happening.state, perf_counter())
         self._store.add(segment)
         self._recorder.segment(segment, happening.num_bytes, start.incarnation, self._lanes.rollbacks)
@@ -452,7 +452,7 @@ class Session:
 
     def _issue(self, ticket: Ticket) -> None:
         ticket = replace(ticket, seed=reseed(ticket.seed, self._lanes.rollbacks))
-        self._lanes.issued(ticket.lane, ticket.number, perf_counter())
+        self._lanes.issued(ticket.collector, ticket.number, perf_counter())
         self._recorder.issued(ticket)
         self._runtime.collect(ticket)
 

@@ -22,20 +22,25 @@ StateTree = Any
 class Ticket:
     """Permission to collect one segment with a named published version.
 
-    Example: ``Ticket(number=7, lane=1, version=3, deadline=4, seed=812, attempt=0)`` is the eighth
+    Example: ``Ticket(number=7, collector=1, version=3, deadline=4, seed=812, attempt=0)`` is the eighth
     ticket of the run; collector 1 collects it with version 3 and round 4 is the last that may train it.
     """
 
     number: int
-    lane: int
+    collector: int
     version: int
     deadline: int
     seed: int
     attempt: int = 0
 
+    @property
+    def lane(self) -> int:
+        """Older name of ``collector``."""
+        return self.collector
+
     def __reduce__(self) -> tuple[type[Ticket], tuple[int, ...]]:
         # Sent with every segment: this is several times cheaper than what dataclasses do by themselves.
-        return Ticket, (self.number, self.lane, self.version, self.deadline, self.seed, self.attempt)
+        return Ticket, (self.number, self.collector, self.version, self.deadline, self.seed, self.attempt)
 
 
 @dataclass(frozen=True, slots=True)

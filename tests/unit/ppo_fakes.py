@@ -95,7 +95,7 @@ def make_learner(config, world, seed=0):
 
 def ticket(number=0, version=0):
     """A ticket whose seed depends on its number."""
-    return Ticket(number=number, lane=0, version=version, deadline=version, seed=1000 + number)
+    return Ticket(number=number, collector=0, version=version, deadline=version, seed=1000 + number)
 
 
 def collect_batch(collector, learner, version=0, number=0, num_segments=1, of_version=None):

@@ -77,7 +77,7 @@ def test_a_full_disk_costs_lines_and_is_told_once(tmp_path: Path, capsys: pytest
 
 
 def test_a_tickets_life(tmp_path: Path, run_log: logging.Logger) -> None:
-    ticket = Ticket(number=17, lane=1, version=3, deadline=5, seed=0, attempt=2)
+    ticket = Ticket(number=17, collector=1, version=3, deadline=5, seed=0, attempt=2)
     debug_ticket(run_log, "issued", ticket, version=3)
     debug_ticket(run_log, "trained", ticket, version=5, seconds=0.25)
     lines = [line.split("INFO    ")[1] for line in text_of(tmp_path, "run").splitlines()]

@@ -314,12 +314,14 @@ def test_a_lost_ticket_goes_to_a_free_lane_with_newest_weights_and_its_old_deadl
     _, lost = tickets(begin(coordinator))
     arrive(coordinator, 0)
     again = tickets(coordinator.handle(LaneLost(1), 0.0))
-    assert again == [replace(lost, lane=0, attempt=1)]
+    assert again == [replace(lost, collector=0, attempt=1)]
     assert coordinator.counts().lost == 0
     coordinator.handle(LaneLost(0), 0.0)
     assert coordinator.counts().lost == 1, "nobody is left to take it"
     end_round(coordinator)
-    assert tickets(coordinator.handle(LaneReady(1), 0.0))[0] == replace(lost, lane=1, version=1, attempt=2)
+    assert tickets(coordinator.handle(LaneReady(1), 0.0))[0] == replace(
+        lost, collector=1, version=1, attempt=2
+    )
 
 
 def test_a_lost_ticket_waits_while_every_lane_is_busy() -> None:
@@ -327,7 +329,7 @@ def test_a_lost_ticket_waits_while_every_lane_is_busy() -> None:
     _, lost = tickets(begin(coordinator))
     assert coordinator.handle(LaneLost(1), 0.0) == []
     again = tickets(arrive(coordinator, 0))
-    assert again[0] == replace(lost, lane=0, attempt=1), "it comes before any new ticket"
+    assert again[0] == replace(lost, collector=0, attempt=1), "it comes before any new ticket"
 
 
 def test_rounds_of_a_replay_take_a_lanes_segments_in_the_order_it_made_them() -> None:

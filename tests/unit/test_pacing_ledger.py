@@ -23,7 +23,7 @@ MOVES = {
 
 
 def ticket(number: int, attempt: int = 0) -> Ticket:
-    return Ticket(number=number, lane=0, version=0, deadline=0, seed=number, attempt=attempt)
+    return Ticket(number=number, collector=0, version=0, deadline=0, seed=number, attempt=attempt)
 
 
 def operation(ledger: Ledger, name: str, number: int) -> Callable[[], None]:

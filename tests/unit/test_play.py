@@ -548,7 +548,7 @@ def judged(**kwargs: Any) -> RunConfig:
 
 def test_evaluation_has_arguments_of_its_own() -> None:
     roles = ALGORITHM.build(judged(worth=5.0))
-    evaluator = roles.evaluate.make(WorkerContext(lane=0, num_lanes=1, seed=0))
+    evaluator = roles.evaluate.make(WorkerContext(collector=0, num_collectors=1, seed=0))
     metrics = evaluator.evaluate(roles.learner(Alone()).weights(), seed=0)
     assert (metrics["eval/return_mean"], metrics["eval/length_mean"]) == (15.0, 3.0)
     assert judged(worth=5.0).eval_env.kwargs == {"length": 3, "worth": 5.0}

@@ -182,7 +182,7 @@ def test_the_running_return_restarts_with_the_episode():
 def test_makers_travel_by_pickle():
     algorithm = PPOConfig(num_steps=4, network={"hidden": (8,)})
     built = ALGORITHM.build(RunConfig(algorithm=algorithm, env=EnvConfig(id="CartPole-v1", num_envs=4)))
-    context = WorkerContext(lane=1, num_lanes=2, seed=0)
+    context = WorkerContext(collector=1, num_collectors=2, seed=0)
     collector = cloudpickle.loads(cloudpickle.dumps(built.collect)).make(context)
     evaluator = cloudpickle.loads(cloudpickle.dumps(built.evaluate)).make(context)
     assert isinstance(collector, Collector)

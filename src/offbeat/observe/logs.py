@@ -65,7 +65,7 @@ def debug_ticket(
     after = "" if seconds is None else f" after {seconds:.3f} s"
     logger.info(
         "ticket %d %-8s lane %d version %d deadline %d attempt %d age %d%s",
-        *(ticket.number, happening, ticket.lane, ticket.version, ticket.deadline, ticket.attempt),
+        *(ticket.number, happening, ticket.collector, ticket.version, ticket.deadline, ticket.attempt),
         *(version - ticket.version, after),
     )
 

@@ -137,13 +137,13 @@ class PaceMeter:
         if ticket.attempt:
             for lane in self._lanes:
                 lane.forget(ticket.number)
-        self._lanes[ticket.lane].issue(ticket.number, now_s)
+        self._lanes[ticket.collector].issue(ticket.number, now_s)
 
     def arrived(self, segment: Segment, num_bytes: int, now_s: float) -> None:
         """A segment is in the store, where it takes ``num_bytes``."""
         self._start_window(now_s)
         ticket, samples = segment.ticket, _num_samples(segment)
-        lane = self._lanes[ticket.lane]
+        lane = self._lanes[ticket.collector]
         seconds = lane.arrive(ticket.number, segment.collect_s, self._window_start(), now_s)
         lane.samples += samples
         self._collect_s[ticket.number] = seconds

@@ -98,8 +98,8 @@ class Books:
         before = self.tickets[ticket.number]
         self.lost.remove(ticket.number)
         version = max(before.version, self.published)
-        lane = ticket.lane if degree > 0 and lane_idle else before.lane
-        expected = replace(before, lane=lane, version=version, attempt=before.attempt + 1)
+        lane = ticket.collector if degree > 0 and lane_idle else before.collector
+        expected = replace(before, collector=lane, version=version, attempt=before.attempt + 1)
         _require(ticket == expected, CONTRACT, "{} issued again, expected {}", ticket, expected)
 
     def _issue_new(self, ticket: Ticket, degree: int, lane_idle: bool, now_s: float) -> None:
@@ -109,7 +109,7 @@ class Books:
         named = (ticket.version, ticket.deadline, ticket.attempt)
         expected = (self.published, self.published + degree, 0)
         _require(named == expected, CONTRACT, "{} should name {}", ticket, expected)
-        lane_ok = ticket.lane == number % config.num_lanes if degree == 0 else lane_idle
+        lane_ok = ticket.collector == number % config.num_lanes if degree == 0 else lane_idle
         _require(lane_ok, CONTRACT, "{} is on the wrong lane at k = {}", ticket, degree)
         most = config.max_outstanding
         waiting = len(self.running) + len(self.ready) + len(self.lost) - len(self.training or ())
@@ -148,7 +148,7 @@ class Books:
 
     def lose(self, lane: int) -> int:
         """A lane died; return how many tickets went with it."""
-        gone = {number for number in self.running if self.tickets[number].lane == lane}
+        gone = {number for number in self.running if self.tickets[number].collector == lane}
         self.running -= gone
         self.lost |= gone
         return len(gone)

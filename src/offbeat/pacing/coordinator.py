@@ -179,7 +179,7 @@ class Coordinator:
         counts = self.counts()
         running = self.ledger.with_status(RUNNING) + self.ledger.with_status(LOST)
         if running:
-            names = ", ".join(f"ticket {t.number} on collector {t.lane}" for t in running[:8])
+            names = ", ".join(f"ticket {t.number} on collector {t.collector}" for t in running[:8])
             return f"round {self.version} waits for segments ({counts.ready} ready), still out: {names}"
         if self.is_held:
             return self._held_by()
@@ -260,7 +260,7 @@ class Coordinator:
     def _lane_lost(self, lane: int) -> None:
         self._up.discard(lane)
         for ticket in self.ledger.with_status(RUNNING):
-            if ticket.lane == lane:
+            if ticket.collector == lane:
                 self.ledger.lose(ticket.number)
 
     def _round_trained(self, event: RoundTrained, now_s: float, actions: list[Action]) -> None:
@@ -393,10 +393,11 @@ class Coordinator:
         nobody waits for a collector to start.
         """
         for ticket in self.ledger.with_status(LOST):
-            lane = ticket.lane if self._degree == 0 or ticket.lane in self._up else self._free_lane()
+            own = ticket.collector
+            lane = own if self._degree == 0 or own in self._up else self._free_lane()
             if lane is not None and lane in self._up:
                 version = max(ticket.version, self._publishing.published)
-                again = replace(ticket, lane=lane, version=version, attempt=ticket.attempt + 1)
+                again = replace(ticket, collector=lane, version=version, attempt=ticket.attempt + 1)
                 self.ledger.issue(again)
                 actions.append(Issue(again))
 
@@ -529,7 +530,7 @@ class Coordinator:
         if self._degree == 0:
             lane = len(self.ledger) % self.config.num_lanes
             return lane if lane in self._up else None
-        busy = {t.lane for t in self.ledger.with_status(RUNNING)}
+        busy = {t.collector for t in self.ledger.with_status(RUNNING)}
         free = sorted(self._up - busy)
         if not free:
             return None

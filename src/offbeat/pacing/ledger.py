@@ -120,7 +120,7 @@ class Ledger:
 
     def state_dict(self) -> dict[str, Any]:
         """Statuses and outstanding tickets as plain values."""
-        fields = ("number", "lane", "version", "deadline", "seed", "attempt")
+        fields = ("number", "collector", "version", "deadline", "seed", "attempt")
         return {
             "status": self._status.decode("latin-1"),
             "live": [[getattr(ticket, name) for name in fields] for ticket in self.outstanding()],

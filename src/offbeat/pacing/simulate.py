@@ -272,14 +272,14 @@ class Simulation:
         self._tell(LaneReady(number))
 
     def _collect(self, ticket: Ticket, degree: int) -> None:
-        lane = self.lanes[ticket.lane]
+        lane = self.lanes[ticket.collector]
         if not lane.up:
             raise Violation(CONTRACT, f"{ticket} issued to a collector that is down")
         self.books.issue(ticket, degree, not lane.line, self.now_s)
         self.totals["reissued" if ticket.attempt else "segments"] += 1
         lane.line.append(ticket)
         if len(lane.line) == 1:
-            self._begin_ticket(ticket.lane)
+            self._begin_ticket(ticket.collector)
 
     def _begin_ticket(self, number: int) -> None:
         lane, rng = self.lanes[number], self._rng

@@ -83,7 +83,7 @@ class Plan:
     def evaluator(self) -> Assignment[Evaluator]:
         """What the evaluator's worker has to make."""
         assert self.evaluate is not None, "an evaluation was asked for, but there is no evaluator"
-        context = WorkerContext(lane=0, num_lanes=1, seed=derive_seed(self.seed, "evaluator"))
+        context = WorkerContext(collector=0, num_collectors=1, seed=derive_seed(self.seed, "evaluator"))
         return Assignment(self.evaluate, context, None, *self._sync_limits())
 
     def _sync_limits(self) -> tuple[float, int, float]:

@@ -64,7 +64,7 @@ class InlineRuntime:
 
     def collect(self, ticket: Ticket) -> None:
         """Collect now."""
-        runner = self._runners.get(ticket.lane)
+        runner = self._runners.get(ticket.collector)
         if runner is None:  # it raised, and its `CollectorDown` is on the way: the ticket is lost with it
             return
         version, weights = self._published
@@ -72,9 +72,9 @@ class InlineRuntime:
             segment = runner.run(replace(ticket, version=version), weights, None)
             state = runner.collector.state_dict()
         except Exception:
-            text = f"collector {ticket.lane} raised in ticket {ticket.number}:\n{traceback.format_exc()}"
-            del self._runners[ticket.lane]
-            self._happened.append(CollectorDown(ticket.lane, text.rstrip(), raised=True))
+            text = f"collector {ticket.collector} raised in ticket {ticket.number}:\n{traceback.format_exc()}"
+            del self._runners[ticket.collector]
+            self._happened.append(CollectorDown(ticket.collector, text.rstrip(), raised=True))
         else:
             self._happened.append(SegmentReady(segment, state, num_bytes=0))
 

@@ -247,7 +247,7 @@ class ProcessRuntime:
 
     def collect(self, ticket: Ticket) -> None:
         """Line the ticket up for its lane."""
-        lane = self._lanes.get(ticket.lane)
+        lane = self._lanes.get(ticket.collector)
         if lane is None:  # it died and its `CollectorDown` is on the way: the ticket is lost with it
             return
         lane.waiting.append(ticket)
@@ -258,7 +258,7 @@ class ProcessRuntime:
         if lane.running is not None or not lane.waiting:
             return
         ticket = lane.waiting.popleft()
-        slot = self._slots.take(ticket.lane, self._specs)
+        slot = self._slots.take(ticket.collector, self._specs)
         lane.running = (ticket.number, slot)
         arrays = slot.arrays.address if slot.arrays is not None else ""
         lane.worker.tell(("collect", ticket, self._weights.address, arrays, slot.tail.address))

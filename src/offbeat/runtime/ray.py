@@ -223,7 +223,7 @@ class RayRuntime:
 
     def collect(self, ticket: Ticket) -> None:
         """Line the ticket up for its lane."""
-        lane = self._lanes.get(ticket.lane)
+        lane = self._lanes.get(ticket.collector)
         if lane is None:  # it died and its `CollectorDown` is on the way: the ticket is lost with it
             return
         lane.waiting.append(ticket)

@@ -84,20 +84,20 @@ class ThreadRuntime:
 
     def collect(self, ticket: Ticket) -> None:
         """Line the ticket up for its lane."""
-        thread = self._lanes[ticket.lane]
+        thread = self._lanes[ticket.collector]
         thread.submit(lambda: self._collect(ticket, thread))
 
     def _collect(self, ticket: Ticket, thread: JobThread) -> None:
-        runner = self._runners[ticket.lane]
+        runner = self._runners[ticket.collector]
         version, weights = self._published
         ticket = replace(ticket, version=version)
         try:
             segment = runner.run(ticket, weights, None)
             state = runner.collector.state_dict()
         except Exception:
-            text = f"collector {ticket.lane} raised in ticket {ticket.number}:\n{traceback.format_exc()}"
+            text = f"collector {ticket.collector} raised in ticket {ticket.number}:\n{traceback.format_exc()}"
             thread.forget()  # its other tickets are lost with it
-            self._happened.put(CollectorDown(ticket.lane, text.rstrip(), raised=True))
+            self._happened.put(CollectorDown(ticket.collector, text.rstrip(), raised=True))
         else:
             self._happened.put(SegmentReady(segment, state, num_bytes=0))
 

@@ -94,7 +94,7 @@ class ModelLearner(ABC):
         version = batch.version
         collected = [segment for segment in batch.segments if segment.data["is_new"][0]]
         # In the order in which environments took their steps: after a loss tickets may be out of it.
-        for segment in sorted(collected, key=lambda found: (found.ticket.lane, int(found.data["start"][0]))):
+        for segment in sorted(collected, key=lambda s: (s.ticket.collector, int(s.data["start"][0]))):
             self._take(segment)
         for segment in batch.segments:
             if not segment.data["is_new"][0]:
@@ -113,7 +113,7 @@ class ModelLearner(ABC):
         }
 
     def _take(self, segment: Segment) -> None:
-        data, lane = segment.data, segment.ticket.lane
+        data, lane = segment.data, segment.ticket.collector
         num_steps, num_envs = data["rewards"].shape
         if not all(np.isfinite(data[name]).all() for name in ("obs", "rewards")):
             raise TrainError(

@@ -53,7 +53,7 @@ class MakeCollector:
         algorithm = planning_config(self.config)
         world = make_world(self.config.env, self.config.envs_per_worker)
         fitted = fit(algorithm, world, self.config.env.id)
-        planner = self.parts.planner(self.config, fitted, world.num_envs, context.lane)
+        planner = self.parts.planner(self.config, fitted, world.num_envs, context.collector)
         return MuZeroCollector(self.config, algorithm, world, fitted, planner)
 
 

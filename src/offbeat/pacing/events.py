@@ -1,0 +1,312 @@
+"""Events: one frozen record per fact of a run.
+
+A runtime or the driver makes each record once; the pace applies it, and observers see it. Journals,
+callbacks, metrics and the display are views of this one stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from offbeat.types import Batch, Metrics, Segment, StateTree, Ticket
+
+Health = Literal["starting", "up", "unresponsive", "down", "waiting", "stopped"]
+"""States of a component; ``waiting`` is the pause before a restart."""
+
+# ---------------------------------------------------------------- collecting
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorUp:
+    """A collector is up (first start or replacement) and wants to hold ``capacity`` tickets.
+
+    The capacity is an absolute number; the record may be sent again with another one.
+    ``pid`` is its process, where it has one of its own on this machine.
+    """
+
+    collector: int
+    capacity: int = 1
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorDown:
+    """A collector died or was killed; its running tickets are lost and wait to be issued again.
+
+    ``raised``: its own code raised, and ``reason`` has the traceback.
+    """
+
+    collector: int
+    reason: str = ""
+    raised: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A ticket was issued to its collector."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentArrived:
+    """A ticket's segment is in the store.
+
+    ``num_bytes`` is the memory it takes there; ``state`` is the collector's state after it, None when it
+    cannot be saved.
+    """
+
+    segment: Segment
+    num_bytes: int = 0
+    state: StateTree | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentDropped:
+    """A named policy dropped a segment that had arrived."""
+
+    ticket: int
+    reason: str = ""
+
+
+# ---------------------------------------------------------------- learning
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """Measurements of a round for the tuner: times in seconds, idle shares in [0, 1], cost of staleness.
+
+    ``collect_s`` is the time the collectors together needed for a round's segments;
+    ``ess``, ``behaviour_kl`` are None where the algorithm does not report them.
+    """
+
+    round_s: float = 0.0
+    collect_s: float = 0.0
+    train_s: float = 0.0
+    collect_idle: float = 0.0
+    train_idle: float = 0.0
+    ess: float | None = None
+    behaviour_kl: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStarted:
+    """The learner was given a round."""
+
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrained:
+    """The learner finished its round; ``version`` is the new version.
+
+    Times are of the driver's clock. The driver adds ``signals``.
+    """
+
+    version: int
+    batch: Batch = field(default_factory=lambda: Batch(0, (), 0))
+    metrics: Metrics = field(default_factory=dict)
+    started_s: float = 0.0
+    ended_s: float = 0.0
+    signals: Signals = field(default_factory=Signals)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Collectors can get ``version``; publishing took ``seconds``."""
+
+    version: int
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PublishFailed:
+    """Publishing ``version`` failed; it is tried again after a delay."""
+
+    version: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTaken:
+    """A copy of the learner at this point of the training, which later rounds do not touch."""
+
+    state: StateTree
+    weights: Any
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerDown:
+    """The learner, or one of its ranks, died: the run can only continue from a checkpoint."""
+
+    reason: str
+
+
+# ---------------------------------------------------------------- evaluating, saving
+
+
+@dataclass(frozen=True, slots=True)
+class EvalDone:
+    """The evaluation of ``version`` ended; ``metrics`` is None when it failed, and ``error`` says why."""
+
+    version: int
+    metrics: Metrics | None = None
+    seconds: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint of ``version`` is on the disk; saving took ``seconds``."""
+
+    version: int
+    path: Path
+    seconds: float
+    score: float | None = None
+
+
+# ---------------------------------------------------------------- requests
+
+
+@dataclass(frozen=True, slots=True)
+class DialTurned:
+    """A request for another ``off_policy_degree`` (-1: hand it to the tuner)."""
+
+    off_policy_degree: int
+
+
+@dataclass(frozen=True, slots=True)
+class GatesSet:
+    """Manual gates on issuing and training, for step-by-step runs.
+
+    ``collect``: new tickets may be issued. ``until``: rounds below this version may be trained, and tickets
+    that they still need be issued; None: all. Work that has begun continues, whatever is closed.
+    """
+
+    collect: bool = True
+    until: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """A request to finish cleanly: no new ticket, no new round.
+
+    ``within_s`` limits the time that may take; None: no limit.
+    """
+
+    reason: str
+    within_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GoalReached:
+    """The goal is reached: finish the current round, then evaluate and checkpoint as at the end."""
+
+    reason: str
+
+
+Request = DialTurned | GatesSet | StopRequested | GoalReached
+
+# ---------------------------------------------------------------- the run
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The run starts at ``version``, or continues there when it was ``resumed``."""
+
+    version: int = 0
+    resumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HealthChanged:
+    """A component is in another state than before.
+
+    ``component`` is ``collector_0``, ``learner``, ``learner_rank_1``, ``evaluator`` or ``store``.
+    """
+
+    component: str
+    state: Health
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A line for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """The run stands still and ends: who waits for whom, and the stack of each component."""
+
+    waits: Sequence[Mapping[str, Any]]
+    stacks: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """An error that ends the run."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Restarting:
+    """The run continues by itself from a checkpoint: its learner crashed, or it diverged.
+
+    Example: ``Restarting("restart", version=40, reason="killed by SIGKILL", attempt=1, limit=3)``.
+    """
+
+    kind: Literal["restart", "rollback"]
+    version: int
+    reason: str
+    attempt: int
+    limit: int
+
+    def __str__(self) -> str:
+        """One line for people."""
+        what = "the run goes on" if self.kind == "restart" else "the run goes back and collects other samples"
+        reason = self.reason.splitlines()[0] if self.reason else "unknown"
+        return f"{reason}: {what} from version {self.version} ({self.kind} {self.attempt} of {self.limit})"
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The run is over at ``version``: ``error`` is None when it ended well."""
+
+    version: int
+    reason: str
+    error: BaseException | None = None
+
+
+Event = (
+    Started
+    | CollectorUp
+    | CollectorDown
+    | Issued
+    | SegmentArrived
+    | SegmentDropped
+    | TrainStarted
+    | RoundTrained
+    | Published
+    | PublishFailed
+    | SnapshotTaken
+    | LearnerDown
+    | EvalDone
+    | Saved
+    | DialTurned
+    | GatesSet
+    | StopRequested
+    | GoalReached
+    | HealthChanged
+    | Notice
+    | Stalled
+    | Broken
+    | Restarting
+    | Finished
+)
