@@ -27,22 +27,15 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any, NamedTuple
 
+import numpy as np
 from common import conclude, median, parser, say
 
 from offbeat.config.models import AsyncTrainingConfig, EvalConfig
 from offbeat.pacing import Coordinator, PaceConfig
-from offbeat.pacing.messages import (
-    Event,
-    Issue,
-    LaneReady,
-    Publish,
-    Published,
-    RoundTrained,
-    SegmentArrived,
-    Train,
-)
+from offbeat.pacing.actions import Issue, Publish, Train
+from offbeat.pacing.events import CollectorUp, Event, Published, RoundTrained, SegmentArrived
 from offbeat.pipeline import Pipeline, Settings
-from offbeat.types import Batch, Metrics, Ticket
+from offbeat.types import Batch, Metrics, Segment, Ticket
 
 NUM_WORKERS = 2
 WARM_UP_ROUNDS = 6
@@ -177,7 +170,7 @@ def ideal_s(learner: Learn, degree: int) -> float:
     """Time per round of these very segments and rounds if deciding and handing over took no time at all."""
     rounds, segments = len(learner.ended_s), learner.lengths.segments_per_round
     coordinator = Coordinator(PaceConfig(rounds, segments, NUM_WORKERS, off_policy_degree=degree))
-    coming: list[tuple[float, int, Event]] = [(0.0, lane, LaneReady(lane)) for lane in range(NUM_WORKERS)]
+    coming: list[tuple[float, int, Event]] = [(0.0, lane, CollectorUp(lane)) for lane in range(NUM_WORKERS)]
     free_s, ended_s, now_s = [0.0] * NUM_WORKERS, [], 0.0
     actions, order = coordinator.start(now_s), NUM_WORKERS
     while not coordinator.finished:
@@ -188,7 +181,7 @@ def ideal_s(learner: Learn, degree: int) -> float:
                     free_s[ticket.collector] = (
                         max(now_s, free_s[ticket.collector]) + learner.segment_s[ticket.number]
                     )
-                    arrival = SegmentArrived(ticket.number, ticket.version)
+                    arrival = SegmentArrived(Segment(ticket, None, np.array([ticket.version])))
                     heappush(coming, (free_s[ticket.collector], order, arrival))
                 case Train(version):
                     ended_s.append(now_s + learner.train_s[version])
@@ -196,7 +189,7 @@ def ideal_s(learner: Learn, degree: int) -> float:
                 case Publish(version):
                     heappush(coming, (now_s, order, Published(version)))
         now_s, _, event = heappop(coming)
-        actions = coordinator.handle(event, now_s)
+        actions = [*coordinator.apply(event, now_s), *coordinator.decide(now_s)]
     return mean_after_warm_up(ended_s)
 
 

@@ -20,7 +20,7 @@ from offbeat.errors import ConfigError, ReplayError
 from offbeat.observe.callbacks import Callback, RunControl, RunSummary
 from offbeat.observe.events import read_schedule
 from offbeat.pacing import PaceConfig
-from offbeat.pacing.messages import DialTurned, Event, GoalReached, StopRequested
+from offbeat.pacing.events import DialTurned, Event, GoalReached, StopRequested
 from offbeat.recording import RecordingOptions, learner_digest
 from offbeat.recovery import Recovery
 from offbeat.replaying import Replayer, ReplayReport, Schedule
@@ -227,7 +227,7 @@ class Pipeline:
         return PaceConfig(
             rounds=rounds,
             segments_per_round=self._segments_per_round,
-            num_lanes=self.settings.runtime.num_workers,
+            num_collectors=self.settings.runtime.num_workers,
             off_policy_degree=dial.off_policy_degree,
             auto_max=dial.auto_max,
             max_staleness=dial.max_staleness_allowed,

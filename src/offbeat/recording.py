@@ -36,7 +36,8 @@ from offbeat.observe.sinks import SinkList, make_sinks
 from offbeat.observe.stats import StatsLog
 from offbeat.observe.system import SystemMonitor
 from offbeat.pacing import Coordinator
-from offbeat.pacing.messages import DialTurned, Event, Finish, Signals, StopRequested
+from offbeat.pacing.actions import Finish
+from offbeat.pacing.events import DialTurned, Event, Signals, StopRequested
 from offbeat.replaying import Arrival, Round
 from offbeat.runtime.base import EvalEnded, Health, RoundDone
 from offbeat.runtime.supervision import Wait
@@ -377,7 +378,7 @@ class Recorder:
             segments_per_round=coordinator.config.segments_per_round,
             rounds=coordinator.config.rounds,
             lag=coordinator.lag(),
-            workers_alive=coordinator.num_lanes_up,
+            workers_alive=coordinator.num_up,
         )
 
     def requested(self, event: Event) -> None:

@@ -12,7 +12,7 @@ from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
 from offbeat.config.models import RunSection
 from offbeat.errors import CheckpointError, DivergedError, LearnerLost, OffbeatError
 from offbeat.lanes import Loss
-from offbeat.pacing.messages import Event, StopRequested
+from offbeat.pacing.events import Event, StopRequested
 from offbeat.recording import Restart
 from offbeat.session import Beginning, Report, Session
 

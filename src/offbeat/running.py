@@ -13,7 +13,7 @@ from offbeat.errors import LearnerLost, TrainError
 from offbeat.observe.callbacks import MetricValue
 from offbeat.observe.tensorboard_server import TensorBoardServer
 from offbeat.pacing import Coordinator
-from offbeat.pacing.messages import Event
+from offbeat.pacing.events import Event
 from offbeat.recovery import Recovery
 from offbeat.session import Beginning, Job, Report, Session
 

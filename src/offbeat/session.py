@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
@@ -35,25 +35,16 @@ from offbeat.errors import (
 from offbeat.lanes import Lanes, Loss, collector_name, revived
 from offbeat.observe.callbacks import MetricValue, RunControl
 from offbeat.pacing import Coordinator, Counts, PaceConfig
-from offbeat.pacing.messages import (
-    Action,
-    Checkpoint,
-    Clock,
+from offbeat.pacing import events as facts
+from offbeat.pacing.actions import Action, Checkpoint, Evaluate, Finish, Issue, Publish, Train
+from offbeat.pacing.events import (
     EvalDone,
-    Evaluate,
     Event,
-    Finish,
     GatesSet,
-    Issue,
-    LaneLost,
-    LaneReady,
-    Publish,
     Published,
     PublishFailed,
     RoundTrained,
-    SegmentArrived,
     StopRequested,
-    Train,
 )
 from offbeat.recording import Recorder, RecordingOptions, Restart, learner_digest
 from offbeat.replay import StreamStore
@@ -77,7 +68,7 @@ from offbeat.runtime.inline import InlineRuntime
 from offbeat.runtime.processes import ProcessRuntime
 from offbeat.runtime.supervision import LossWatch, Wait, describe_stall
 from offbeat.runtime.threads import ThreadRuntime
-from offbeat.seeding import derive_seed, reseed
+from offbeat.seeding import derive_seed
 from offbeat.types import Batch, Metrics, StateTree, Ticket
 
 _POLL_S = 0.25
@@ -262,6 +253,7 @@ class Session:
             self._store.load_state_dict(saved.parts["store"])
         self._coordinator.load_state_dict(saved.parts["coordinator"], self._store.ready())
         self._lanes.load_state_dict(saved.parts["collectors"], rollback)
+        self._coordinator.rollbacks = self._lanes.rollbacks
 
     def step(self, at_most_s: float = _POLL_S) -> None:
         """Wait for something to happen, or for a time the coordinator asked for, and deal with it."""
@@ -286,7 +278,7 @@ class Session:
             if self._finish is None:
                 self._tell(request)
         if self._wake_s is not None and perf_counter() >= self._wake_s:
-            self._tell(Clock())
+            self._decide()
         self._start_lanes()
         self._check_deadlines(asked_s)
         self._left_s = perf_counter()
@@ -333,8 +325,12 @@ class Session:
     # ------------------------------------------------------------ what happened
 
     def _tell(self, event: Event) -> None:
+        self._perform(self._coordinator.apply(event, perf_counter()))
+        self._decide()
+
+    def _decide(self) -> None:
         now_s = perf_counter()
-        actions = self._coordinator.handle(event, now_s)
+        actions = self._coordinator.decide(now_s)
         self._wake_s = self._coordinator.wake_at_s(now_s)
         self._perform(actions)
 
@@ -377,7 +373,7 @@ class Session:
         start = self._lanes.arrived(lane, segment.ticket.number, happening.state, perf_counter())
         self._store.add(segment)
         self._recorder.segment(segment, happening.num_bytes, start.incarnation, self._lanes.rollbacks)
-        self._tell(SegmentArrived(segment.ticket.number, segment.oldest_version))
+        self._tell(facts.SegmentArrived(segment))
 
     def _round_done(self, happening: RoundDone) -> None:
         assert self._batch is not None
@@ -389,14 +385,14 @@ class Session:
         self._runtime.release([segment.ticket.number for segment in self._batch.segments])
         self._recorder.trained(self._batch, happening)
         self._batch = None
-        self._tell(RoundTrained(happening.version, self._recorder.signals()))
+        self._tell(RoundTrained(happening.version, signals=self._recorder.signals()))
         self._recorder.round(self._runtime.pids())
 
     def _collector_up(self, lane: int) -> None:
         self._lanes.up(lane, perf_counter())
         pid = self._runtime.pids().get(f"worker_{lane}")
         self._recorder.health(collector_name(lane), "up", "" if pid is None else f"pid {pid}")
-        self._tell(LaneReady(lane))
+        self._tell(facts.CollectorUp(lane))
 
     def _collector_down(self, lane: int, reason: str, raised: bool) -> None:
         """A collector is gone: give its tickets back, and start another one once its pause is over.
@@ -412,7 +408,7 @@ class Session:
         is_restored = revived(before) == before
         self._recorder.worker_lost(lane, reason, len(self._lanes.losses) + 1, is_restored)
         pause_s = self._lanes.lost(lane, reason, self._coordinator.version, perf_counter())
-        self._tell(LaneLost(lane))
+        self._tell(facts.CollectorDown(lane))
         if pause_s > 0:
             self._recorder.health(collector_name(lane), "waiting", f"started again in {pause_s:g} s")
         self._start_lanes()
@@ -451,7 +447,6 @@ class Session:
                         self._ask_for_snapshot(self._coordinator.version, None)
 
     def _issue(self, ticket: Ticket) -> None:
-        ticket = replace(ticket, seed=reseed(ticket.seed, self._lanes.rollbacks))
         self._lanes.issued(ticket.collector, ticket.number, perf_counter())
         self._recorder.issued(ticket)
         self._runtime.collect(ticket)

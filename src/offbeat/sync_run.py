@@ -16,7 +16,7 @@ from offbeat.errors import ConfigError, OffbeatError, RunStopped
 from offbeat.launch import Opened, Overrides, Result, Start
 from offbeat.observe.callbacks import Callback, MetricValue
 from offbeat.pacing.config import not_stepwise
-from offbeat.pacing.messages import GatesSet, StopRequested
+from offbeat.pacing.events import GatesSet, StopRequested
 from offbeat.running import OpenRun
 
 

@@ -93,7 +93,7 @@ class Segment:
     @property
     def oldest_version(self) -> int:
         """The version that staleness counts from."""
-        return int(self.versions.min())
+        return int(self.versions.item() if self.versions.size == 1 else self.versions.min())
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from offbeat.config.models import AsyncTrainingConfig, CheckpointConfig, Runtime
 from offbeat.errors import ConfigError, OffbeatError, StallError
 from offbeat.observe.events import read_events, read_rounds
 from offbeat.pacing import Coordinator
-from offbeat.pacing.messages import GatesSet
+from offbeat.pacing.events import GatesSet
 from offbeat.pipeline import Pipeline, Settings
 from tests.chaos.test_faults import faulty
 from tests.conftest import SMALL
@@ -133,7 +133,7 @@ def coordinator_of(run: offbeat.SyncRun) -> Coordinator:
 
 def settle(run: offbeat.SyncRun) -> None:
     """Let everything start."""
-    while not coordinator_of(run).is_held or coordinator_of(run).num_lanes_up < 2:
+    while not coordinator_of(run).is_held or coordinator_of(run).num_up < 2:
         run._current().step()
 
 

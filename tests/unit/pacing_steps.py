@@ -5,37 +5,43 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from offbeat.pacing import Coordinator, PaceConfig
-from offbeat.pacing.messages import (
-    Action,
-    Issue,
-    LaneReady,
-    Published,
-    RoundTrained,
-    SegmentArrived,
-    Signals,
-)
-from offbeat.types import Ticket
+from offbeat.pacing.actions import Action, Issue
+from offbeat.pacing.events import CollectorUp, Event, Published, RoundTrained, SegmentArrived, Signals
+from offbeat.types import Segment, Ticket
 
 ActionT = TypeVar("ActionT")
 
 
 def make(**changes: Any) -> Coordinator:
-    """A coordinator of a small run: one segment a round, one lane, k = 0, unless told otherwise."""
+    """A coordinator of a small run: one segment a round, one collector, k = 0, unless told otherwise."""
     return Coordinator(PaceConfig(**({"rounds": 10, "segments_per_round": 1} | changes)))
 
 
-def lanes_up(coordinator: Coordinator, now_s: float = 0.0) -> list[Action]:
-    """Report every lane; return all actions."""
-    lanes = range(coordinator.config.num_lanes)
-    return [action for lane in lanes for action in coordinator.handle(LaneReady(lane), now_s)]
+def step(coordinator: Coordinator, event: Event, now_s: float = 0.0) -> list[Action]:
+    """Enter one event and decide; return all actions."""
+    return [*coordinator.apply(event, now_s), *coordinator.decide(now_s)]
+
+
+def arrived(number: int, version: int) -> SegmentArrived:
+    """The arrival of a ticket's segment that this version produced."""
+    ticket = Ticket(number, collector=0, version=version, deadline=version, seed=0)
+    return SegmentArrived(Segment(ticket, None, np.array([version])))
+
+
+def all_up(coordinator: Coordinator, now_s: float = 0.0) -> list[Action]:
+    """Report every collector; return all actions."""
+    collectors = range(coordinator.config.num_collectors)
+    return [action for number in collectors for action in step(coordinator, CollectorUp(number), now_s)]
 
 
 def begin(coordinator: Coordinator, now_s: float = 0.0) -> list[Action]:
-    """Start, bring all lanes up and publish; return what the publish led to."""
+    """Start, bring all collectors up and publish; return what the publish led to."""
     coordinator.start(now_s)
-    assert lanes_up(coordinator, now_s) == []
-    return coordinator.handle(Published(coordinator.version), now_s)
+    assert all_up(coordinator, now_s) == []
+    return step(coordinator, Published(coordinator.version), now_s)
 
 
 def arrive(coordinator: Coordinator, *numbers: int, now_s: float = 0.0) -> list[Action]:
@@ -43,7 +49,7 @@ def arrive(coordinator: Coordinator, *numbers: int, now_s: float = 0.0) -> list[
     actions: list[Action] = []
     for number in numbers:
         version = coordinator.ledger.ticket(number).version
-        actions = coordinator.handle(SegmentArrived(number, version), now_s)
+        actions = step(coordinator, arrived(number, version), now_s)
     return actions
 
 
@@ -52,8 +58,8 @@ def end_round(
 ) -> list[Action]:
     """End the round under way and, unless told otherwise, publish what came of it."""
     version = coordinator.version + 1
-    actions = coordinator.handle(RoundTrained(version, signals or Signals()), now_s)
-    return actions + coordinator.handle(Published(version), now_s) if publish else actions
+    actions = step(coordinator, RoundTrained(version, signals=signals or Signals()), now_s)
+    return actions + step(coordinator, Published(version), now_s) if publish else actions
 
 
 def of_type(actions: Sequence[Action], kind: type[ActionT]) -> list[ActionT]:

@@ -11,7 +11,7 @@ import pytest
 
 from offbeat.pacing import AUTO, PaceConfig
 from offbeat.pacing.auto import AutoConfig, AutoDial
-from offbeat.pacing.messages import Signals
+from offbeat.pacing.events import Signals
 from offbeat.pacing.schedules import Schedule
 from offbeat.pacing.simulate import Simulation
 
@@ -36,7 +36,7 @@ def simulate(
     config = PaceConfig(
         rounds=ROUNDS,
         segments_per_round=4,
-        num_lanes=len(collect_s),
+        num_collectors=len(collect_s),
         off_policy_degree=degree,
         auto_max=auto_max,
     )

@@ -19,7 +19,7 @@ def config(**changes: Any) -> PaceConfig:
     [
         ({"rounds": -1}, "rounds must be at least 0"),
         ({"segments_per_round": 0}, "segments_per_round must be at least 1"),
-        ({"num_lanes": 0}, "num_lanes must be at least 1"),
+        ({"num_collectors": 0}, "num_collectors must be at least 1"),
         ({"publish_interval": 0}, "publish_interval must be at least 1"),
         ({"eval_interval": 0}, "eval_interval must be at least 1"),
         ({"checkpoint_interval": 0}, "checkpoint_interval must be at least 1"),

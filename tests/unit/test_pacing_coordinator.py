@@ -1,4 +1,4 @@
-"""The coordinator, step by step: tickets, rounds, losses, lanes, the dial."""
+"""The coordinator, step by step: tickets, rounds, losses, collectors, the dial."""
 
 from __future__ import annotations
 
@@ -9,76 +9,70 @@ import pytest
 
 from offbeat.errors import ConfigError, PromiseBroken
 from offbeat.pacing import AUTO, Coordinator, Counts
+from offbeat.pacing.actions import Action, Finish, Issue, Publish, Train
 from offbeat.pacing.deadlines import BoundBroken
-from offbeat.pacing.ledger import RUNNING
-from offbeat.pacing.messages import (
-    Action,
-    Clock,
+from offbeat.pacing.events import (
+    CollectorDown,
+    CollectorUp,
     DialTurned,
-    Finish,
-    Issue,
-    LaneLost,
-    LaneReady,
-    Publish,
     Published,
     RoundTrained,
-    SegmentArrived,
     SegmentDropped,
     Signals,
-    Train,
 )
+from offbeat.pacing.ledger import RUNNING
 from offbeat.seeding import derive_seed
 from offbeat.types import Ticket
 
-from .pacing_steps import arrive, begin, end_round, make, of_type, tickets
+from .pacing_steps import arrive, arrived, begin, end_round, make, of_type, step, tickets
 
 
-def ticket(number: int, lane: int, version: int, degree: int = 0, attempt: int = 0) -> Ticket:
+def ticket(number: int, collector: int, version: int, degree: int = 0, attempt: int = 0) -> Ticket:
     seed = derive_seed(0, "collect", number)
-    return Ticket(number, lane, version, version + degree, seed, attempt)
+    return Ticket(number, collector, version, version + degree, seed, attempt)
 
 
 # ---------------------------------------------------------------- k = 0
 
 
 def test_zero_is_one_fixed_sequence() -> None:
-    coordinator = make(rounds=2, segments_per_round=2, num_lanes=2)
+    coordinator = make(rounds=2, segments_per_round=2, num_collectors=2)
     assert coordinator.start(0.0) == [Publish(0)]
-    assert coordinator.handle(LaneReady(1), 0.0) == []
-    assert coordinator.handle(LaneReady(0), 0.0) == []
-    assert coordinator.handle(Published(0), 0.0) == [Issue(ticket(0, 0, 0)), Issue(ticket(1, 1, 0))]
-    assert coordinator.handle(SegmentArrived(1, 0), 0.0) == []
-    assert coordinator.handle(SegmentArrived(0, 0), 0.0) == [Train(0, (0, 1), 0)]
-    assert coordinator.handle(RoundTrained(1), 0.0) == [Publish(1)]
-    assert coordinator.handle(Published(1), 0.0) == [Issue(ticket(2, 0, 1)), Issue(ticket(3, 1, 1))]
-    assert coordinator.handle(SegmentArrived(2, 1), 0.0) == []
-    assert coordinator.handle(SegmentArrived(3, 1), 0.0) == [Train(1, (2, 3), 0)]
-    assert coordinator.handle(RoundTrained(2), 0.0) == [Publish(2), Finish("all rounds trained")]
+    assert step(coordinator, CollectorUp(1), 0.0) == []
+    assert step(coordinator, CollectorUp(0), 0.0) == []
+    assert step(coordinator, Published(0), 0.0) == [Issue(ticket(0, 0, 0)), Issue(ticket(1, 1, 0))]
+    assert step(coordinator, arrived(1, 0), 0.0) == []
+    assert step(coordinator, arrived(0, 0), 0.0) == [Train(0, (0, 1), 0)]
+    assert step(coordinator, RoundTrained(1), 0.0) == [Publish(1)]
+    assert step(coordinator, Published(1), 0.0) == [Issue(ticket(2, 0, 1)), Issue(ticket(3, 1, 1))]
+    assert step(coordinator, arrived(2, 1), 0.0) == []
+    assert step(coordinator, arrived(3, 1), 0.0) == [Train(1, (2, 3), 0)]
+    assert step(coordinator, RoundTrained(2), 0.0) == [Publish(2), Finish("all rounds trained")]
     assert coordinator.finished
     assert coordinator.counts() == Counts(issued=4, running=0, ready=0, trained=4, dropped=0, lost=0)
 
 
-def test_at_zero_a_ticket_waits_for_its_own_lane() -> None:
-    coordinator = make(segments_per_round=4, num_lanes=2)
+def test_at_zero_a_ticket_waits_for_its_own_collector() -> None:
+    coordinator = make(segments_per_round=4, num_collectors=2)
     coordinator.start(0.0)
-    coordinator.handle(LaneReady(0), 0.0)
-    assert [t.lane for t in tickets(coordinator.handle(Published(0), 0.0))] == [0]
-    assert [t.lane for t in tickets(coordinator.handle(LaneReady(1), 0.0))] == [1, 0, 1]
+    step(coordinator, CollectorUp(0), 0.0)
+    assert [t.collector for t in tickets(step(coordinator, Published(0), 0.0))] == [0]
+    assert [t.collector for t in tickets(step(coordinator, CollectorUp(1), 0.0))] == [1, 0, 1]
 
 
-def test_above_zero_a_busy_lane_is_passed_over() -> None:
-    coordinator = make(segments_per_round=4, num_lanes=2, off_policy_degree=1)
-    assert [t.lane for t in tickets(begin(coordinator))] == [0, 1]
-    assert [t.lane for t in tickets(arrive(coordinator, 1))] == [1]
-    assert [t.lane for t in tickets(arrive(coordinator, 2))] == [1]
-    assert [t.lane for t in tickets(arrive(coordinator, 0))] == [0]
+def test_above_zero_a_busy_collector_is_passed_over() -> None:
+    coordinator = make(segments_per_round=4, num_collectors=2, off_policy_degree=1)
+    assert [t.collector for t in tickets(begin(coordinator))] == [0, 1]
+    assert [t.collector for t in tickets(arrive(coordinator, 1))] == [1]
+    assert [t.collector for t in tickets(arrive(coordinator, 2))] == [1]
+    assert [t.collector for t in tickets(arrive(coordinator, 0))] == [0]
 
 
 # ---------------------------------------------------------------- deadlines
 
 
 def test_a_straggler_makes_training_wait_when_its_round_has_come() -> None:
-    coordinator = make(num_lanes=2, off_policy_degree=1)
+    coordinator = make(num_collectors=2, off_policy_degree=1)
     assert tickets(begin(coordinator)) == [ticket(0, 0, 0, 1), ticket(1, 1, 0, 1)]
     assert of_type(arrive(coordinator, 0), Train) == [Train(0, (0,), 1)]
     assert tickets(end_round(coordinator)) == [ticket(2, 0, 1, 1)]
@@ -88,13 +82,13 @@ def test_a_straggler_makes_training_wait_when_its_round_has_come() -> None:
 
 
 def test_collection_goes_at_most_k_rounds_ahead() -> None:
-    coordinator = make(segments_per_round=2, num_lanes=9, off_policy_degree=2)
+    coordinator = make(segments_per_round=2, num_collectors=9, off_policy_degree=2)
     assert len(tickets(begin(coordinator))) == 6
     assert coordinator.lag() == 3.0
 
 
 def test_older_weights_leave_less_room() -> None:
-    coordinator = make(num_lanes=9, off_policy_degree=2, publish_interval=3)
+    coordinator = make(num_collectors=9, off_policy_degree=2, publish_interval=3)
     assert len(tickets(begin(coordinator))) == 3
     arrive(coordinator, 0)
     assert tickets(end_round(coordinator, publish=False)) == []
@@ -102,11 +96,11 @@ def test_older_weights_leave_less_room() -> None:
 
 
 def test_a_segment_of_newer_weights_is_welcome() -> None:
-    coordinator = make(num_lanes=2, off_policy_degree=1)
+    coordinator = make(num_collectors=2, off_policy_degree=1)
     begin(coordinator)
     arrive(coordinator, 0)
     end_round(coordinator)
-    actions = coordinator.handle(SegmentArrived(1, 1), 0.0)
+    actions = step(coordinator, arrived(1, 1), 0.0)
     assert of_type(actions, Train) == [Train(1, (1,), 1)]
 
 
@@ -116,11 +110,11 @@ def test_a_segment_older_than_its_ticket_allows_is_never_trained() -> None:
     arrive(coordinator, 0)
     end_round(coordinator)
     with pytest.raises(BoundBroken, match="round 1 would train ticket 1 of version 0 with deadline 1"):
-        coordinator.handle(SegmentArrived(1, 0), 0.0)
+        step(coordinator, arrived(1, 0), 0.0)
 
 
 def test_the_first_round_waits_for_min_batch_count() -> None:
-    coordinator = make(num_lanes=4, off_policy_degree=3, min_segments=3)
+    coordinator = make(num_collectors=4, off_policy_degree=3, min_segments=3)
     begin(coordinator)
     assert of_type(arrive(coordinator, 0, 1), Train) == []
     assert of_type(arrive(coordinator, 2), Train) == [Train(0, (0,), 3)]
@@ -130,18 +124,18 @@ def test_the_first_round_waits_for_min_batch_count() -> None:
 def test_the_first_round_does_not_wait_for_what_a_lowered_dial_forbids() -> None:
     coordinator = make(off_policy_degree=3, min_segments=3)
     begin(coordinator)
-    coordinator.handle(DialTurned(0), 0.0)
+    step(coordinator, DialTurned(0), 0.0)
     assert of_type(arrive(coordinator, 0, 1), Train) == [Train(0, (1,), 0)]
 
 
 def test_the_first_round_does_not_wait_for_more_than_the_run_has() -> None:
-    coordinator = make(rounds=2, num_lanes=4, off_policy_degree=3, min_segments=4)
+    coordinator = make(rounds=2, num_collectors=4, off_policy_degree=3, min_segments=4)
     assert len(tickets(begin(coordinator))) == 2
     assert of_type(arrive(coordinator, 0, 1), Train) == [Train(0, (0,), 3)]
 
 
 def test_max_queue_size_limits_what_is_outstanding() -> None:
-    coordinator = make(num_lanes=9, off_policy_degree=5, max_outstanding=2)
+    coordinator = make(num_collectors=9, off_policy_degree=5, max_outstanding=2)
     assert len(tickets(begin(coordinator))) == 2
     actions = arrive(coordinator, 0)
     assert (len(of_type(actions, Train)), len(tickets(actions))) == (1, 1)
@@ -157,19 +151,19 @@ def test_the_first_round_waits_for_the_warm_up_and_no_other_does() -> None:
     early = arrive(coordinator, 0, now_s=12.0)
     assert of_type(early, Train) == []
     assert len(tickets(early)) == 1, "collection goes on meanwhile"
-    assert coordinator.handle(Clock(), 14.9) == []
+    assert coordinator.decide(14.9) == []
     assert coordinator.wake_at_s(14.9) == 15.0
-    assert of_type(coordinator.handle(Clock(), 15.0), Train) == [Train(0, (0,), 1)]
+    assert of_type(coordinator.decide(15.0), Train) == [Train(0, (0,), 1)]
     assert coordinator.wake_at_s(15.0) is None
     end_round(coordinator, now_s=15.1)
     assert of_type(arrive(coordinator, 1, now_s=15.1), Train) == [Train(1, (1,), 1)]
 
 
 def test_the_warm_up_waits_for_segments_too() -> None:
-    coordinator = make(mode="replay", num_lanes=3, off_policy_degree=2, warmup_s=5.0, min_segments=3)
+    coordinator = make(mode="replay", num_collectors=3, off_policy_degree=2, warmup_s=5.0, min_segments=3)
     begin(coordinator)
     arrive(coordinator, 0, 1, now_s=1.0)
-    assert of_type(coordinator.handle(Clock(), 5.0), Train) == []
+    assert of_type(coordinator.decide(5.0), Train) == []
     assert of_type(arrive(coordinator, 2, now_s=6.0), Train) == [Train(0, (0, 1, 2), 2)]
 
 
@@ -209,7 +203,7 @@ def test_who_waits_for_the_warm_up() -> None:
     assert "still out: ticket 0" in coordinator.waiting_for()
     arrive(coordinator, 0, now_s=12.0)
     assert coordinator.waiting_for() == "round 0 waits until 5 s of warm-up are over"
-    coordinator.handle(Clock(), 15.0)
+    coordinator.decide(15.0)
     assert coordinator.waiting_for() == "round 0 is being trained by the learner"
     end_round(coordinator, now_s=16.0)
     assert coordinator.warm_at_s == -math.inf, "long ago"
@@ -273,7 +267,7 @@ def test_what_fills_the_replay_is_not_part_of_the_dial() -> None:
         segments_per_round=2,
         min_segments=9,
         off_policy_degree=1,
-        num_lanes=99,
+        num_collectors=99,
     )
     assert len(tickets(begin(coordinator))) == 11
     arrive(coordinator, *range(9))
@@ -300,51 +294,51 @@ def test_new_segments_of_a_replay_may_be_one_version_older_than_the_dial() -> No
 # ---------------------------------------------------------------- losses
 
 
-def test_a_lost_ticket_waits_for_its_own_lane_at_zero() -> None:
-    coordinator = make(num_lanes=2, segments_per_round=2)
+def test_a_lost_ticket_waits_for_its_own_collector_at_zero() -> None:
+    coordinator = make(num_collectors=2, segments_per_round=2)
     _, lost = tickets(begin(coordinator))
     arrive(coordinator, 0)
-    assert coordinator.handle(LaneLost(1), 0.0) == []
+    assert step(coordinator, CollectorDown(1), 0.0) == []
     assert coordinator.counts().lost == 1
-    assert tickets(coordinator.handle(LaneReady(1), 0.0)) == [replace(lost, attempt=1)]
+    assert tickets(step(coordinator, CollectorUp(1), 0.0)) == [replace(lost, attempt=1)]
 
 
-def test_a_lost_ticket_goes_to_a_free_lane_with_newest_weights_and_its_old_deadline() -> None:
-    coordinator = make(num_lanes=2, off_policy_degree=1)
+def test_a_lost_ticket_goes_to_a_free_collector_with_newest_weights_and_its_old_deadline() -> None:
+    coordinator = make(num_collectors=2, off_policy_degree=1)
     _, lost = tickets(begin(coordinator))
     arrive(coordinator, 0)
-    again = tickets(coordinator.handle(LaneLost(1), 0.0))
+    again = tickets(step(coordinator, CollectorDown(1), 0.0))
     assert again == [replace(lost, collector=0, attempt=1)]
     assert coordinator.counts().lost == 0
-    coordinator.handle(LaneLost(0), 0.0)
+    step(coordinator, CollectorDown(0), 0.0)
     assert coordinator.counts().lost == 1, "nobody is left to take it"
     end_round(coordinator)
-    assert tickets(coordinator.handle(LaneReady(1), 0.0))[0] == replace(
+    assert tickets(step(coordinator, CollectorUp(1), 0.0))[0] == replace(
         lost, collector=1, version=1, attempt=2
     )
 
 
-def test_a_lost_ticket_waits_while_every_lane_is_busy() -> None:
-    coordinator = make(num_lanes=2, off_policy_degree=3)
+def test_a_lost_ticket_waits_while_every_collector_is_busy() -> None:
+    coordinator = make(num_collectors=2, off_policy_degree=3)
     _, lost = tickets(begin(coordinator))
-    assert coordinator.handle(LaneLost(1), 0.0) == []
+    assert step(coordinator, CollectorDown(1), 0.0) == []
     again = tickets(arrive(coordinator, 0))
     assert again[0] == replace(lost, collector=0, attempt=1), "it comes before any new ticket"
 
 
-def test_rounds_of_a_replay_take_a_lanes_segments_in_the_order_it_made_them() -> None:
-    coordinator = make(mode="replay", num_lanes=2, off_policy_degree=4)
+def test_rounds_of_a_replay_take_a_collectors_segments_in_the_order_it_made_them() -> None:
+    coordinator = make(mode="replay", num_collectors=2, off_policy_degree=4)
     begin(coordinator)
-    assert arrive(coordinator, 0)[0] == Train(0, (0,), 4), "lane 0 made it"
+    assert arrive(coordinator, 0)[0] == Train(0, (0,), 4), "collector 0 made it"
     arrive(coordinator, 2, 3)
-    coordinator.handle(LaneLost(1), 0.0)
+    step(coordinator, CollectorDown(1), 0.0)
     arrive(coordinator, 4)
-    assert coordinator.ledger.ticket(1).lane == 0
+    assert coordinator.ledger.ticket(1).collector == 0
     arrive(coordinator, 1)
     saved = coordinator.state_dict()
     taken = [of_type(end_round(coordinator), Train)[0].tickets for _ in range(4)]
     assert taken == [(2,), (3,), (4,), (1,)]
-    again = make(mode="replay", num_lanes=2, off_policy_degree=4)
+    again = make(mode="replay", num_collectors=2, off_policy_degree=4)
     again.load_state_dict(saved)
     assert again.ledger.arrived() == [0, 2, 3, 4, 1]
 
@@ -353,16 +347,16 @@ def test_a_ticket_may_be_lost_again_and_again() -> None:
     coordinator = make()
     begin(coordinator)
     for attempt in (1, 2, 3):
-        coordinator.handle(LaneLost(0), 0.0)
-        assert coordinator.handle(LaneReady(0), 0.0) == [Issue(ticket(0, 0, 0, attempt=attempt))]
+        step(coordinator, CollectorDown(0), 0.0)
+        assert step(coordinator, CollectorUp(0), 0.0) == [Issue(ticket(0, 0, 0, attempt=attempt))]
     assert arrive(coordinator, 0) == [Train(0, (0,), 0)]
 
 
-def test_all_tickets_in_line_on_a_lost_lane_come_back_in_order() -> None:
-    coordinator = make(segments_per_round=4, num_lanes=2)
+def test_all_tickets_in_line_on_a_lost_collector_come_back_in_order() -> None:
+    coordinator = make(segments_per_round=4, num_collectors=2)
     begin(coordinator)
-    coordinator.handle(LaneLost(0), 0.0)
-    again = tickets(coordinator.handle(LaneReady(0), 0.0))
+    step(coordinator, CollectorDown(0), 0.0)
+    again = tickets(step(coordinator, CollectorUp(0), 0.0))
     assert again == [ticket(0, 0, 0, attempt=1), ticket(2, 0, 0, attempt=1)]
 
 
@@ -370,7 +364,7 @@ def test_a_dropped_segment_is_made_up_for() -> None:
     coordinator = make(rounds=2, segments_per_round=2)
     begin(coordinator)
     arrive(coordinator, 0)
-    assert tickets(coordinator.handle(SegmentDropped(0), 0.0)) == [ticket(2, 0, 0)]
+    assert tickets(step(coordinator, SegmentDropped(0), 0.0)) == [ticket(2, 0, 0)]
     assert arrive(coordinator, 1, 2) == [Train(0, (1, 2), 0)]
     assert [t.number for t in tickets(end_round(coordinator))] == [3, 4]
 
@@ -379,9 +373,9 @@ def test_a_dropped_segment_is_made_up_for() -> None:
 
 
 def test_lowering_the_dial_keeps_what_was_promised_to_issued_tickets() -> None:
-    coordinator = make(num_lanes=4, off_policy_degree=3)
+    coordinator = make(num_collectors=4, off_policy_degree=3)
     assert [t.deadline for t in tickets(begin(coordinator))] == [3, 3, 3, 3]
-    assert coordinator.handle(DialTurned(0), 0.0) == []
+    assert step(coordinator, DialTurned(0), 0.0) == []
     assert coordinator.degree == 0
     trained = [of_type(arrive(coordinator, 0), Train)[0].version]
     for number in (1, 2):
@@ -391,9 +385,9 @@ def test_lowering_the_dial_keeps_what_was_promised_to_issued_tickets() -> None:
 
 
 def test_after_lowering_new_tickets_wait_until_the_old_ones_leave_room() -> None:
-    coordinator = make(num_lanes=2, off_policy_degree=1)
+    coordinator = make(num_collectors=2, off_policy_degree=1)
     begin(coordinator)
-    coordinator.handle(DialTurned(0), 0.0)
+    step(coordinator, DialTurned(0), 0.0)
     arrive(coordinator, 0)
     assert tickets(end_round(coordinator)) == []
     arrive(coordinator, 1)
@@ -401,16 +395,16 @@ def test_after_lowering_new_tickets_wait_until_the_old_ones_leave_room() -> None
 
 
 def test_raising_the_dial_issues_at_once() -> None:
-    coordinator = make(num_lanes=3)
+    coordinator = make(num_collectors=3)
     begin(coordinator)
-    assert [t.deadline for t in tickets(coordinator.handle(DialTurned(2), 0.0))] == [2, 2]
+    assert [t.deadline for t in tickets(step(coordinator, DialTurned(2), 0.0))] == [2, 2]
 
 
 def test_a_setting_the_run_cannot_keep_is_refused_and_changes_nothing() -> None:
     coordinator = make(off_policy_degree=2, publish_interval=3)
     begin(coordinator)
     with pytest.raises(ConfigError, match="weight_sync_interval"):
-        coordinator.handle(DialTurned(1), 0.0)
+        step(coordinator, DialTurned(1), 0.0)
     assert coordinator.degree == 2
 
 
@@ -424,7 +418,7 @@ def test_auto_moves_the_dial_from_what_rounds_measure() -> None:
         if coordinator.degree:
             break
     assert coordinator.degree == 1
-    coordinator.handle(DialTurned(0), 0.0)
+    step(coordinator, DialTurned(0), 0.0)
     assert coordinator.degree == 0
 
 
@@ -432,16 +426,16 @@ def test_auto_moves_the_dial_from_what_rounds_measure() -> None:
 
 
 def test_tickets_keep_the_issue_interval_and_ask_to_be_woken() -> None:
-    coordinator = make(num_lanes=3, off_policy_degree=4, issue_interval_s=0.5)
+    coordinator = make(num_collectors=3, off_policy_degree=4, issue_interval_s=0.5)
     assert len(tickets(begin(coordinator, now_s=10.0))) == 1
     assert coordinator.wake_at_s(10.0) == 10.5
-    assert coordinator.handle(Clock(), 10.4) == []
-    assert len(tickets(coordinator.handle(Clock(), 10.5))) == 1
+    assert coordinator.decide(10.4) == []
+    assert len(tickets(coordinator.decide(10.5))) == 1
     assert coordinator.wake_at_s(10.5) == 11.0
 
 
 def test_nobody_is_woken_without_a_reason() -> None:
-    coordinator = make(num_lanes=3, off_policy_degree=4)
+    coordinator = make(num_collectors=3, off_policy_degree=4)
     begin(coordinator)
     assert coordinator.wake_at_s(0.0) is None
 
@@ -450,11 +444,11 @@ def test_nobody_is_woken_without_a_reason() -> None:
 
 
 def test_a_segment_arrives_once() -> None:
-    coordinator = make(num_lanes=2, off_policy_degree=1)
+    coordinator = make(num_collectors=2, off_policy_degree=1)
     begin(coordinator)
     arrive(coordinator, 0)
-    with pytest.raises(PromiseBroken, match="ticket 0 cannot go"):
-        coordinator.handle(SegmentArrived(0, 0), 0.0)
+    with pytest.raises(PromiseBroken, match="ticket 0 cannot arrive: it is being trained"):
+        step(coordinator, arrived(0, 0), 0.0)
 
 
 @pytest.mark.parametrize("version", [0, 2])
@@ -463,23 +457,23 @@ def test_only_the_round_that_was_begun_can_end(version: int) -> None:
     begin(coordinator)
     arrive(coordinator, 0)
     with pytest.raises(PromiseBroken, match="round 0 was due"):
-        coordinator.handle(RoundTrained(version), 0.0)
+        step(coordinator, RoundTrained(version), 0.0)
 
 
 def test_a_round_that_was_not_begun_cannot_end() -> None:
     coordinator = make()
     begin(coordinator)
     with pytest.raises(PromiseBroken, match="round 0 was due"):
-        coordinator.handle(RoundTrained(1), 0.0)
+        step(coordinator, RoundTrained(1), 0.0)
 
 
 def test_who_waits_for_whom() -> None:
     coordinator = make()
     coordinator.start(0.0)
     assert "wait for version 0 to be published" in coordinator.waiting_for()
-    coordinator.handle(Published(0), 0.0)
+    step(coordinator, Published(0), 0.0)
     assert coordinator.waiting_for() == "round 0 waits for collectors [0] to start"
-    coordinator.handle(LaneReady(0), 0.0)
+    step(coordinator, CollectorUp(0), 0.0)
     assert "still out: ticket 0 on collector 0" in coordinator.waiting_for()
     arrive(coordinator, 0)
     assert coordinator.waiting_for() == "round 0 is being trained by the learner"

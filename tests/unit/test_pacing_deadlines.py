@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.pacing.deadlines import count_deadlines, feasible
+from offbeat.pacing.deadlines import feasible
 
 deadline_lists = st.lists(st.integers(0, 12), max_size=30)
 rounds = st.integers(0, 10)
@@ -21,7 +21,7 @@ def feasible_by_definition(deadlines: list[int], next_round: int, size: int) -> 
 @settings(max_examples=500, deadline=None, database=None)
 @given(deadline_lists, rounds, sizes)
 def test_feasible_is_its_definition(deadlines: list[int], next_round: int, size: int) -> None:
-    found = feasible(count_deadlines(deadlines), next_round, size)
+    found = feasible(Counter(deadlines), next_round, size)
     assert found == feasible_by_definition(deadlines, next_round, size)
 
 
@@ -30,9 +30,9 @@ def test_feasible_is_its_definition(deadlines: list[int], next_round: int, size:
 def test_training_the_earliest_keeps_a_feasible_set_feasible(
     deadlines: list[int], next_round: int, size: int
 ) -> None:
-    if feasible(count_deadlines(deadlines), next_round, size):
+    if feasible(Counter(deadlines), next_round, size):
         rest = sorted(deadlines)[size:]
-        assert feasible(count_deadlines(rest), next_round + 1, size)
+        assert feasible(Counter(rest), next_round + 1, size)
 
 
 @settings(max_examples=300, deadline=None, database=None)
@@ -40,9 +40,9 @@ def test_training_the_earliest_keeps_a_feasible_set_feasible(
 def test_losing_segments_only_relaxes(
     deadlines: list[int], next_round: int, size: int, data: st.DataObject
 ) -> None:
-    if feasible(count_deadlines(deadlines), next_round, size):
+    if feasible(Counter(deadlines), next_round, size):
         kept = [deadline for deadline in deadlines if data.draw(st.booleans())]
-        assert feasible(count_deadlines(kept), next_round, size)
+        assert feasible(Counter(kept), next_round, size)
 
 
 def test_entries_that_fell_to_zero_do_not_count() -> None:

@@ -7,29 +7,22 @@ import json
 import pytest
 
 from offbeat.pacing import AUTO, Coordinator, PaceConfig
-from offbeat.pacing.messages import (
-    Action,
-    Checkpoint,
-    Clock,
+from offbeat.pacing.actions import Action, Checkpoint, Evaluate, Finish, Publish, Train
+from offbeat.pacing.events import (
+    CollectorDown,
+    CollectorUp,
     DialTurned,
     EvalDone,
-    Evaluate,
-    Finish,
     GoalReached,
-    LaneLost,
-    LaneReady,
-    Publish,
     Published,
     PublishFailed,
     RoundTrained,
-    SegmentArrived,
     SegmentDropped,
     Signals,
     StopRequested,
-    Train,
 )
 
-from .pacing_steps import arrive, begin, end_round, lanes_up, make, of_type, tickets
+from .pacing_steps import all_up, arrive, arrived, begin, end_round, make, of_type, step, tickets
 
 
 def next_round(coordinator: Coordinator, now_s: float = 0.0) -> list[Action]:
@@ -44,22 +37,22 @@ def next_round(coordinator: Coordinator, now_s: float = 0.0) -> list[Action]:
 def test_a_failed_publish_is_tried_again_after_the_delay() -> None:
     coordinator = make(publish_retry_delay_s=2.0)
     coordinator.start(0.0)
-    lanes_up(coordinator)
-    assert coordinator.handle(PublishFailed(0, "disk"), 5.0) == []
+    all_up(coordinator)
+    assert step(coordinator, PublishFailed(0, "disk"), 5.0) == []
     assert coordinator.wake_at_s(5.0) == 7.0
-    assert coordinator.handle(Clock(), 6.9) == []
-    assert coordinator.handle(Clock(), 7.0) == [Publish(0)]
+    assert coordinator.decide(6.9) == []
+    assert coordinator.decide(7.0) == [Publish(0)]
     assert coordinator.wake_at_s(7.0) is None
-    assert len(tickets(coordinator.handle(Published(0), 7.5))) == 1
+    assert len(tickets(step(coordinator, Published(0), 7.5))) == 1
 
 
 def test_publishing_is_given_up_after_the_last_retry() -> None:
     coordinator = make(max_publish_retries=2, publish_retry_delay_s=0.0)
     coordinator.start(0.0)
     for _ in range(2):
-        assert coordinator.handle(PublishFailed(0, "disk full"), 0.0) == [Publish(0)]
+        assert step(coordinator, PublishFailed(0, "disk full"), 0.0) == [Publish(0)]
     finish = Finish("publishing weights failed 3 times: disk full", failed=True)
-    assert coordinator.handle(PublishFailed(0, "disk full"), 0.0) == [finish]
+    assert step(coordinator, PublishFailed(0, "disk full"), 0.0) == [finish]
     assert coordinator.finished
 
 
@@ -69,35 +62,35 @@ def test_only_failures_in_a_row_count() -> None:
     for version in (1, 2, 3):
         arrive(coordinator, version - 1)
         end_round(coordinator, publish=False)
-        assert coordinator.handle(PublishFailed(version, "busy"), 0.0) == [Publish(version)]
-        coordinator.handle(Published(version), 0.0)
+        assert step(coordinator, PublishFailed(version, "busy"), 0.0) == [Publish(version)]
+        step(coordinator, Published(version), 0.0)
     assert not coordinator.finished
 
 
 def test_what_failed_during_a_round_is_published_with_the_next_version() -> None:
-    coordinator = make(num_lanes=4, off_policy_degree=3, publish_interval=4, publish_retry_delay_s=1.0)
+    coordinator = make(num_collectors=4, off_policy_degree=3, publish_interval=4, publish_retry_delay_s=1.0)
     begin(coordinator)
     arrive(coordinator, 0, 1, 2, 3)
     for _ in range(3):
         end_round(coordinator, publish=False)
     assert of_type(end_round(coordinator, publish=False), Publish) == [Publish(4)]
-    coordinator.handle(PublishFailed(4, "late"), 0.0)
-    assert of_type(coordinator.handle(Clock(), 1.0), Publish) == [Publish(4)]
+    step(coordinator, PublishFailed(4, "late"), 0.0)
+    assert of_type(coordinator.decide(1.0), Publish) == [Publish(4)]
 
 
 def test_an_older_version_that_comes_late_changes_nothing() -> None:
-    coordinator = make(num_lanes=4, off_policy_degree=3)
+    coordinator = make(num_collectors=4, off_policy_degree=3)
     begin(coordinator)
     arrive(coordinator, 0, 1)
     end_round(coordinator, publish=False)
     end_round(coordinator, publish=False)
-    coordinator.handle(Published(2), 0.0)
-    coordinator.handle(Published(1), 0.0)
+    step(coordinator, Published(2), 0.0)
+    step(coordinator, Published(1), 0.0)
     assert coordinator.published == 2
 
 
 def test_weights_are_published_every_interval() -> None:
-    coordinator = make(rounds=6, num_lanes=3, off_policy_degree=2, publish_interval=3)
+    coordinator = make(rounds=6, num_collectors=3, off_policy_degree=2, publish_interval=3)
     begin(coordinator)
     arrive(coordinator, 0, 1, 2)
     published = [of_type(end_round(coordinator, publish=False), Publish) for _ in range(3)]
@@ -112,18 +105,18 @@ def test_synchronous_evaluation_blocks_training_and_tickets() -> None:
     begin(coordinator)
     assert next_round(coordinator) == [Publish(1), Evaluate(1, blocking=True)]
     assert "evaluation of version 1" in coordinator.waiting_for()
-    actions = coordinator.handle(EvalDone(1), 0.0)
+    actions = step(coordinator, EvalDone(1), 0.0)
     assert [t.version for t in tickets(actions)] == [1]
 
 
-def test_a_lane_replaced_during_an_evaluation_gets_its_ticket_after_it() -> None:
-    coordinator = make(num_lanes=2, off_policy_degree=1, eval_interval=1)
+def test_a_collector_replaced_during_an_evaluation_gets_its_ticket_after_it() -> None:
+    coordinator = make(num_collectors=2, off_policy_degree=1, eval_interval=1)
     begin(coordinator)
     arrive(coordinator, 0)
     end_round(coordinator)
-    coordinator.handle(LaneLost(1), 0.0)
-    assert coordinator.handle(LaneReady(1), 0.0) == []
-    assert 1 in [t.number for t in tickets(coordinator.handle(EvalDone(1), 0.0))]
+    step(coordinator, CollectorDown(1), 0.0)
+    assert step(coordinator, CollectorUp(1), 0.0) == []
+    assert 1 in [t.number for t in tickets(step(coordinator, EvalDone(1), 0.0))]
 
 
 def test_a_slow_asynchronous_evaluator_goes_to_the_newest_version_and_counts_what_it_passed() -> None:
@@ -132,7 +125,7 @@ def test_a_slow_asynchronous_evaluator_goes_to_the_newest_version_and_counts_wha
     evaluations = [of_type(next_round(coordinator), Evaluate) for _ in range(7)]
     assert evaluations == [[], [Evaluate(2, blocking=False)], [], [], [], [], []]
     assert coordinator.eval_skipped == 1
-    assert coordinator.handle(EvalDone(2), 0.0) == []
+    assert step(coordinator, EvalDone(2), 0.0) == []
     assert of_type(next_round(coordinator), Evaluate) == [Evaluate(8, blocking=False)]
     assert coordinator.eval_skipped == 2
 
@@ -142,8 +135,8 @@ def test_the_run_ends_after_its_last_evaluation() -> None:
     begin(coordinator)
     next_round(coordinator)
     assert of_type(next_round(coordinator), Finish) == []
-    assert coordinator.handle(EvalDone(1), 0.0) == [Evaluate(2, blocking=False)]
-    assert coordinator.handle(EvalDone(2), 0.0) == [Finish("all rounds trained")]
+    assert step(coordinator, EvalDone(1), 0.0) == [Evaluate(2, blocking=False)]
+    assert step(coordinator, EvalDone(2), 0.0) == [Finish("all rounds trained")]
 
 
 # ---------------------------------------------------------------- checkpoints and stopping
@@ -167,25 +160,25 @@ def test_a_stop_lets_the_round_end_saves_and_finishes_without_evaluating() -> No
     coordinator = make(checkpoint_at_end=True, eval_interval=1)
     begin(coordinator)
     arrive(coordinator, 0)
-    assert coordinator.handle(StopRequested("enough"), 0.0) == []
+    assert step(coordinator, StopRequested("enough"), 0.0) == []
     actions = end_round(coordinator, publish=False)
     assert actions == [Publish(1), Checkpoint(1), Finish("enough")]
-    assert coordinator.handle(Published(1), 0.0) == []
+    assert step(coordinator, Published(1), 0.0) == []
 
 
 def test_a_stop_between_rounds_finishes_at_once() -> None:
     coordinator = make(checkpoint_at_end=True)
     begin(coordinator)
-    assert coordinator.handle(StopRequested("enough"), 0.0) == [Finish("enough")]
+    assert step(coordinator, StopRequested("enough"), 0.0) == [Finish("enough")]
 
 
 def test_a_finished_run_asks_for_nothing_more() -> None:
     coordinator = make(publish_retry_delay_s=1.0)
     begin(coordinator)
-    coordinator.handle(PublishFailed(0, "busy"), 0.0)
-    coordinator.handle(StopRequested("enough"), 0.0)
+    step(coordinator, PublishFailed(0, "busy"), 0.0)
+    step(coordinator, StopRequested("enough"), 0.0)
     assert coordinator.wake_at_s(0.0) is None
-    assert coordinator.handle(Clock(), 2.0) == []
+    assert coordinator.decide(2.0) == []
 
 
 def test_a_run_of_no_rounds_is_finished_when_it_starts() -> None:
@@ -196,7 +189,7 @@ def test_a_run_of_no_rounds_is_finished_when_it_starts() -> None:
 
 
 def replay(**changes: object) -> Coordinator:
-    return make(**({"mode": "replay", "segments_per_round": 2, "num_lanes": 2} | changes))
+    return make(**({"mode": "replay", "segments_per_round": 2, "num_collectors": 2} | changes))
 
 
 def test_replay_trains_what_has_arrived_within_its_ratio() -> None:
@@ -220,7 +213,7 @@ def test_replay_without_a_ratio_trains_as_fast_as_it_can() -> None:
 @pytest.mark.parametrize("ratio", [None, 0.5])
 def test_replay_takes_no_more_than_a_rounds_share(ratio: float | None) -> None:
     """What came early is for later rounds: the last ones would have nothing new."""
-    coordinator = replay(off_policy_degree=2, replay_ratio=ratio, min_segments=3, num_lanes=9)
+    coordinator = replay(off_policy_degree=2, replay_ratio=ratio, min_segments=3, num_collectors=9)
     begin(coordinator)
     (first,) = of_type(arrive(coordinator, 0, 1, 2), Train)
     arrive(coordinator, 3, 4, 5, 6)
@@ -242,7 +235,7 @@ def test_replay_at_zero_goes_in_lockstep_with_learner_and_publisher() -> None:
     begin(coordinator)
     assert arrive(coordinator, 1, 0) == [Train(0, (0, 1), 0)]
     assert end_round(coordinator, publish=False) == [Publish(1)]
-    assert [t.version for t in tickets(coordinator.handle(Published(1), 0.0))] == [1, 1]
+    assert [t.version for t in tickets(step(coordinator, Published(1), 0.0))] == [1, 1]
 
 
 def test_replay_at_zero_waits_for_a_failed_publish() -> None:
@@ -250,16 +243,16 @@ def test_replay_at_zero_waits_for_a_failed_publish() -> None:
     begin(coordinator)
     arrive(coordinator, 0, 1)
     end_round(coordinator, publish=False)
-    assert coordinator.handle(PublishFailed(1, "busy"), 0.0) == []
-    assert coordinator.handle(Clock(), 1.0) == [Publish(1)]
-    assert len(tickets(coordinator.handle(Published(1), 1.0))) == 2
+    assert step(coordinator, PublishFailed(1, "busy"), 0.0) == []
+    assert coordinator.decide(1.0) == [Publish(1)]
+    assert len(tickets(step(coordinator, Published(1), 1.0))) == 2
 
 
 def test_replay_makes_up_for_dropped_segments() -> None:
     coordinator = replay()
     begin(coordinator)
     arrive(coordinator, 0)
-    assert [t.number for t in tickets(coordinator.handle(SegmentDropped(0), 0.0))] == [2]
+    assert [t.number for t in tickets(step(coordinator, SegmentDropped(0), 0.0))] == [2]
 
 
 def test_a_full_queue_is_enough_when_the_dial_was_turned_to_zero_late() -> None:
@@ -268,7 +261,7 @@ def test_a_full_queue_is_enough_when_the_dial_was_turned_to_zero_late() -> None:
     arrive(coordinator, 0)
     for _ in range(2):
         end_round(coordinator)
-    coordinator.handle(DialTurned(0), 0.0)
+    step(coordinator, DialTurned(0), 0.0)
     end_round(coordinator)
     assert of_type(arrive(coordinator, 1, 2), Train) == [Train(3, (1, 2), 0)]
 
@@ -278,7 +271,7 @@ def test_a_full_queue_is_enough_when_the_dial_was_turned_to_zero_late() -> None:
 
 def seldom_published(**changes: object) -> Coordinator:
     """A replay run at k = 0 that publishes every third version."""
-    return replay(**({"segments_per_round": 1, "num_lanes": 1, "publish_interval": 3} | changes))
+    return replay(**({"segments_per_round": 1, "num_collectors": 1, "publish_interval": 3} | changes))
 
 
 def next_replay_round(coordinator: Coordinator, now_s: float = 0.0) -> list[Action]:
@@ -286,7 +279,7 @@ def next_replay_round(coordinator: Coordinator, now_s: float = 0.0) -> list[Acti
     arrive(coordinator, len(coordinator.ledger) - 1, now_s=now_s)
     actions = end_round(coordinator, now_s, publish=False)
     for publish in of_type(actions, Publish):
-        actions = actions + coordinator.handle(Published(publish.version), now_s)
+        actions = actions + step(coordinator, Published(publish.version), now_s)
     return actions
 
 
@@ -314,7 +307,7 @@ def test_the_last_checkpoint_waits_for_nothing() -> None:
     stops = seldom_published(checkpoint_interval=1, checkpoint_at_end=True)
     begin(stops)
     next_replay_round(stops)
-    assert stops.handle(StopRequested("enough"), 0.0) == [Checkpoint(1), Finish("enough")]
+    assert step(stops, StopRequested("enough"), 0.0) == [Checkpoint(1), Finish("enough")]
 
 
 def test_a_run_resumed_from_a_checkpoint_collects_with_the_versions_it_would_have_collected_with() -> None:
@@ -345,7 +338,7 @@ def resumed(before: Coordinator, arrived: tuple[int, ...] | None = None) -> Coor
 
 
 def test_what_was_running_is_lost_and_what_was_ready_is_not() -> None:
-    before = make(num_lanes=3, off_policy_degree=2)
+    before = make(num_collectors=3, off_policy_degree=2)
     begin(before)
     arrive(before, 0, 1)
     end_round(before)
@@ -353,15 +346,15 @@ def test_what_was_running_is_lost_and_what_was_ready_is_not() -> None:
     assert (after.version, after.published) == (1, -1)
     assert (after.counts().ready, after.counts().lost) == (1, before.counts().running)
     assert after.start(0.0) == [Publish(1)]
-    assert lanes_up(after) == []
-    actions = after.handle(Published(1), 0.0)
+    assert all_up(after) == []
+    actions = step(after, Published(1), 0.0)
     assert of_type(actions, Train) == [Train(1, (1,), 2)]
     again = tickets(actions)[0]
     assert (again.number, again.version, again.deadline, again.attempt) == (2, 1, 2, 1)
 
 
 def test_segments_that_were_not_saved_are_collected_again() -> None:
-    before = make(num_lanes=3, off_policy_degree=2)
+    before = make(num_collectors=3, off_policy_degree=2)
     begin(before)
     arrive(before, 0, 1, 2)
     end_round(before)
@@ -393,7 +386,7 @@ def test_counters_survive() -> None:
 
 def test_a_dial_turned_live_stays_turned() -> None:
     before = make(off_policy_degree=1)
-    before.handle(DialTurned(4), 0.0)
+    step(before, DialTurned(4), 0.0)
     assert resumed(before).degree == 4
 
 
@@ -411,7 +404,7 @@ def test_what_the_tuner_found_survives() -> None:
 
 def test_a_changed_configuration_overrules_a_turned_dial() -> None:
     before = make(off_policy_degree=1)
-    before.handle(DialTurned(4), 0.0)
+    step(before, DialTurned(4), 0.0)
     after = make(off_policy_degree=2)
     after.load_state_dict(before.state_dict())
     assert after.degree == 2
@@ -423,20 +416,20 @@ def test_a_complete_run_resumes_to_its_end() -> None:
     next_round(before)
     after = resumed(before)
     assert after.start(0.0) == [Evaluate(1, blocking=True)]
-    assert after.handle(EvalDone(1), 0.0) == [Finish("all rounds trained")]
+    assert step(after, EvalDone(1), 0.0) == [Finish("all rounds trained")]
 
 
 @pytest.mark.parametrize("at_end", [False, True])
 def test_goal_ends_the_run_after_its_round_with_the_evaluation_due_at_the_end(at_end: bool) -> None:
     coordinator = Coordinator(PaceConfig(rounds=100, segments_per_round=1, eval_at_end=at_end))
     coordinator.start(0.0)
-    coordinator.handle(LaneReady(0), 0.0)
-    coordinator.handle(Published(0), 0.0)
-    assert of_type(coordinator.handle(SegmentArrived(0, 0), 0.0), Train)
-    assert coordinator.handle(GoalReached("solved"), 0.0) == []
-    actions = coordinator.handle(RoundTrained(1), 0.0)
+    step(coordinator, CollectorUp(0), 0.0)
+    step(coordinator, Published(0), 0.0)
+    assert of_type(step(coordinator, arrived(0, 0), 0.0), Train)
+    assert step(coordinator, GoalReached("solved"), 0.0) == []
+    actions = step(coordinator, RoundTrained(1), 0.0)
     if at_end:
         assert of_type(actions, Evaluate) == [Evaluate(1, blocking=True)]
-        actions = coordinator.handle(EvalDone(1), 0.0)
+        actions = step(coordinator, EvalDone(1), 0.0)
     assert of_type(actions, Finish) == [Finish("solved")]
     assert not of_type(actions, Train)

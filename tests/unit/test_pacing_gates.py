@@ -9,28 +9,27 @@ import pytest
 
 from offbeat.errors import ConfigError
 from offbeat.pacing import Coordinator
-from offbeat.pacing.messages import (
+from offbeat.pacing.actions import Finish, Train
+from offbeat.pacing.events import (
+    CollectorDown,
+    CollectorUp,
     DialTurned,
     EvalDone,
-    Finish,
     GatesSet,
-    LaneLost,
-    LaneReady,
     Published,
     StopRequested,
-    Train,
 )
 
-from .pacing_steps import arrive, begin, end_round, lanes_up, make, of_type, tickets
+from .pacing_steps import all_up, arrive, begin, end_round, make, of_type, step, tickets
 
 
 def stepwise(**changes: Any) -> Coordinator:
     """A run of two segments a round that begins with closed gates."""
-    return make(**({"segments_per_round": 2, "num_lanes": 2, "stepwise": True} | changes))
+    return make(**({"segments_per_round": 2, "num_collectors": 2, "stepwise": True} | changes))
 
 
 def set_gates(coordinator: Coordinator, collect: bool, until: int | None) -> list[Any]:
-    return coordinator.handle(GatesSet(collect, until), 0.0)
+    return step(coordinator, GatesSet(collect, until), 0.0)
 
 
 def test_with_closed_gates_nothing_is_collected_before_somebody_asks() -> None:
@@ -76,9 +75,9 @@ def test_a_lost_ticket_is_issued_again_while_the_gate_is_closed() -> None:
     begin(coordinator)
     set_gates(coordinator, True, 0)
     set_gates(coordinator, False, 0)
-    coordinator.handle(LaneLost(1), 0.0)
+    step(coordinator, CollectorDown(1), 0.0)
     assert not coordinator.is_held
-    (again,) = tickets(coordinator.handle(LaneReady(1), 0.0))
+    (again,) = tickets(step(coordinator, CollectorUp(1), 0.0))
     assert (again.number, again.attempt) == (1, 1)
 
 
@@ -120,10 +119,10 @@ def test_a_blocking_evaluation_and_a_publish_come_before_the_next_round() -> Non
     set_gates(coordinator, True, 1)
     end_round(coordinator, publish=False)
     assert coordinator.is_publishing
-    coordinator.handle(Published(1), 0.0)
+    step(coordinator, Published(1), 0.0)
     assert not coordinator.is_publishing
     assert not coordinator.is_held
-    assert len(tickets(coordinator.handle(EvalDone(1), 0.0))) == 2
+    assert len(tickets(step(coordinator, EvalDone(1), 0.0))) == 2
 
 
 def test_the_first_round_waits_for_its_warm_up() -> None:
@@ -138,7 +137,7 @@ def test_the_first_round_waits_for_its_warm_up() -> None:
 def test_before_the_first_publish_a_run_is_not_held() -> None:
     coordinator = stepwise()
     coordinator.start(0.0)
-    lanes_up(coordinator)
+    all_up(coordinator)
     assert not coordinator.is_held
     assert not coordinator.can_train(0.0)
 
@@ -147,7 +146,7 @@ def test_a_held_run_that_is_stopped_finishes() -> None:
     coordinator = stepwise()
     begin(coordinator)
     assert not coordinator.is_ending
-    assert coordinator.handle(StopRequested("enough"), 0.0) == [Finish("enough")]
+    assert step(coordinator, StopRequested("enough"), 0.0) == [Finish("enough")]
     assert coordinator.is_ending
     assert not coordinator.is_held
 
@@ -157,11 +156,11 @@ def test_a_run_with_another_dial_cannot_go_step_by_step(degree: int) -> None:
     with pytest.raises(ConfigError, match=r"set async_training\.off_policy_degree to 0"):
         stepwise(off_policy_degree=degree)
     with pytest.raises(ConfigError, match="strictly synchronous"):
-        stepwise().handle(DialTurned(degree), 0.0)
+        step(stepwise(), DialTurned(degree), 0.0)
 
 
 def test_gates_hold_at_any_k() -> None:
-    coordinator = make(off_policy_degree=2, num_lanes=4)
+    coordinator = make(off_policy_degree=2, num_collectors=4)
     begin(coordinator)
     assert set_gates(coordinator, False, None) == []
     assert of_type(arrive(coordinator, 0), Train) == [Train(0, (0,), 2)], "rounds are free"

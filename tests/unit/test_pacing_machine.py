@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from offbeat.pacing import AUTO, Coordinator, Counts, PaceConfig
-from offbeat.pacing.messages import (
-    Action,
-    Checkpoint,
-    Clock,
+from offbeat.pacing.actions import Action, Checkpoint, Evaluate, Finish, Issue, Publish, Train
+from offbeat.pacing.events import (
+    CollectorDown,
+    CollectorUp,
     DialTurned,
     EvalDone,
-    Evaluate,
     Event,
-    Finish,
     GatesSet,
-    Issue,
-    LaneLost,
-    LaneReady,
-    Publish,
     Published,
     PublishFailed,
     RoundTrained,
-    SegmentArrived,
     SegmentDropped,
     Signals,
-    Train,
 )
 from offbeat.types import Ticket
+
+from .pacing_steps import arrived, step
 
 shares = st.floats(0, 1)
 picks = st.integers(0, 1000)
@@ -44,7 +38,7 @@ class AnyOrder(RuleBasedStateMachine):
     @initialize(
         degree=st.integers(AUTO, 3),
         size=st.integers(1, 3),
-        lanes=st.integers(1, 3),
+        collectors=st.integers(1, 3),
         rounds=st.integers(1, 6),
         queue=st.none() | st.integers(0, 3),
         eval_interval=st.sampled_from([None, 1, 2]),
@@ -55,7 +49,7 @@ class AnyOrder(RuleBasedStateMachine):
         self,
         degree: int,
         size: int,
-        lanes: int,
+        collectors: int,
         rounds: int,
         queue: int | None,
         eval_interval: int | None,
@@ -65,7 +59,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.config = PaceConfig(
             rounds=rounds,
             segments_per_round=size,
-            num_lanes=lanes,
+            num_collectors=collectors,
             off_policy_degree=degree,
             auto_max=3,
             max_outstanding=None if queue is None else size + queue,
@@ -99,9 +93,9 @@ class AnyOrder(RuleBasedStateMachine):
     # ------------------------------------------------------------ carrying out actions
 
     def tell(self, event: Event) -> None:
-        self.take(self.coordinator.handle(event, self.now_s))
+        self.take(step(self.coordinator, event, self.now_s))
 
-    def take(self, actions: list[Action]) -> None:
+    def take(self, actions: Sequence[Action]) -> None:
         for action in actions:
             assert self.finish is None
             match action:
@@ -120,7 +114,7 @@ class AnyOrder(RuleBasedStateMachine):
                     assert version == self.coordinator.version
 
     def take_ticket(self, ticket: Ticket) -> None:
-        assert ticket.lane in self.up
+        assert ticket.collector in self.up
         assert ticket.version == self.published
         if ticket.number in self.lost:
             self.lost.remove(ticket.number)
@@ -145,23 +139,23 @@ class AnyOrder(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ what may happen
 
-    @precondition(lambda self: len(self.up) < self.config.num_lanes)
+    @precondition(lambda self: len(self.up) < self.config.num_collectors)
     @rule(pick=picks)
-    def lane_comes_up(self, pick: int) -> None:
-        down = sorted(set(range(self.config.num_lanes)) - self.up)
-        lane = down[pick % len(down)]
-        self.up.add(lane)
-        self.tell(LaneReady(lane))
+    def collector_comes_up(self, pick: int) -> None:
+        down = sorted(set(range(self.config.num_collectors)) - self.up)
+        collector = down[pick % len(down)]
+        self.up.add(collector)
+        self.tell(CollectorUp(collector))
 
     @precondition(lambda self: self.up)
     @rule(pick=picks)
-    def lane_dies(self, pick: int) -> None:
-        lane = sorted(self.up)[pick % len(self.up)]
-        self.up.remove(lane)
-        gone = {number for number in self.running if self.tickets[number].lane == lane}
+    def collector_dies(self, pick: int) -> None:
+        collector = sorted(self.up)[pick % len(self.up)]
+        self.up.remove(collector)
+        gone = {number for number in self.running if self.tickets[number].collector == collector}
         self.running -= gone
         self.lost |= gone
-        self.tell(LaneLost(lane))
+        self.tell(CollectorDown(collector))
 
     @precondition(lambda self: self.running)
     @rule(pick=picks, newer=st.booleans())
@@ -169,7 +163,7 @@ class AnyOrder(RuleBasedStateMachine):
         number = sorted(self.running)[pick % len(self.running)]
         self.running.remove(number)
         self.ready[number] = self.published if newer else self.tickets[number].version
-        self.tell(SegmentArrived(number, self.ready[number]))
+        self.tell(arrived(number, self.ready[number]))
 
     @precondition(lambda self: self.training)
     @rule(collect_idle=shares, train_idle=shares, ess=st.none() | shares)
@@ -180,7 +174,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.trained.add(number)
         version, self.training = self.training.version + 1, None
         signals = Signals(1.0, 1.0, 1.0, collect_idle, train_idle, ess)
-        self.tell(RoundTrained(version, signals))
+        self.tell(RoundTrained(version, signals=signals))
 
     @precondition(lambda self: self.publishing)
     @rule(pick=picks, works=st.booleans())
@@ -202,9 +196,9 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(steps=st.integers(1, 20), pick=picks)
     def things_go_on(self, steps: int, pick: int) -> None:
         """Several events of a run without faults, so that later rounds are reached."""
-        for step in range(steps):
+        for turn in range(steps):
             possible: list[tuple[bool, Callable[[], None]]] = [
-                (self.up != set(range(self.config.num_lanes)), lambda: self.lane_comes_up(pick)),
+                (self.up != set(range(self.config.num_collectors)), lambda: self.collector_comes_up(pick)),
                 (bool(self.running), lambda: self.segment_arrives(pick, newer=False)),
                 (self.training is not None, lambda: self.round_ends(0.2, 0.3, None)),
                 (bool(self.publishing), lambda: self.publish_ends(pick, works=True)),
@@ -212,7 +206,7 @@ class AnyOrder(RuleBasedStateMachine):
                 (True, lambda: self.time_passes(0.1)),
             ]
             happenings = [happen for can, happen in possible if can]
-            happenings[(pick + step) % len(happenings)]()
+            happenings[(pick + turn) % len(happenings)]()
 
     @rule(degree=st.integers(0, 4))
     def dial_is_turned(self, degree: int) -> None:
@@ -241,7 +235,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(seconds=st.floats(0, 1))
     def time_passes(self, seconds: float) -> None:
         self.now_s += seconds
-        self.tell(Clock())
+        self.take(self.coordinator.decide(self.now_s))
 
     @rule(kept=st.booleans())
     def run_dies_and_resumes(self, kept: bool) -> None:
@@ -274,14 +268,14 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def never_stuck(self) -> None:
         under_way = self.running or self.training or self.publishing or self.evaluating
-        all_up = len(self.up) == self.config.num_lanes
+        all_up = len(self.up) == self.config.num_collectors
         if all_up and not under_way and self.finish is None:
             is_awaited = self.coordinator.wake_at_s(self.now_s) is not None
             assert is_awaited or (self.coordinator.is_held and self.gates != GatesSet())
 
     @invariant()
     def a_held_run_goes_on_when_its_gates_are_opened(self) -> None:
-        if self.coordinator.is_held and len(self.up) == self.config.num_lanes:
+        if self.coordinator.is_held and len(self.up) == self.config.num_collectors:
             assert not (self.running or self.training or self.publishing or self.evaluating)
             self.gates = GatesSet()
             self.tell(self.gates)

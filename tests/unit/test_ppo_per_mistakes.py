@@ -13,7 +13,7 @@ from offbeat.envs import make_world
 from offbeat.envs.colorlines import ENV_ID
 from offbeat.envs.colorlines.moves import Moves
 from offbeat.ops.priorities import segment_priority
-from offbeat.pacing.messages import Train
+from offbeat.pacing.actions import Train
 from offbeat.pacing.schedules import steady_schedule
 from offbeat.pacing.simulate import Simulation
 from offbeat.replay import Handles, PrioritizedReplay
@@ -349,7 +349,7 @@ def test_10_epsilon_follows_the_version_of_the_ticket():
 # ---------------------------------------------------------------- 11. overlap
 
 
-REPLAY = {"mode": "replay", "replay_ratio": 0.5, "segments_per_round": 2, "num_lanes": 2}
+REPLAY = {"mode": "replay", "replay_ratio": 0.5, "segments_per_round": 2, "num_collectors": 2}
 
 
 def test_11_tickets_are_issued_while_a_round_is_trained():

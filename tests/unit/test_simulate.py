@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from offbeat.pacing import Coordinator, PaceConfig
+from offbeat.pacing.actions import Action, Issue
 from offbeat.pacing.books import BOUND, CONSERVATION, CONTRACT, DEADLOCK, KINDS
-from offbeat.pacing.messages import Action, Clock, Event, GatesSet, Issue
+from offbeat.pacing.events import Event, GatesSet
 from offbeat.pacing.schedules import Faults, Schedule, draw_schedule
 from offbeat.pacing.simulate import (
     RULES,
@@ -92,8 +94,8 @@ def test_any_other_rule_breaks_the_bound(rule: str) -> None:
 
 
 def test_the_usual_rule_breaks_on_one_straggler() -> None:
-    """Ticket 1 crawls on lane 1 while lane 0 keeps the lag small: its deadline passes unseen."""
-    config = PaceConfig(rounds=9, segments_per_round=2, num_lanes=2, off_policy_degree=1)
+    """Ticket 1 crawls on collector 1 while collector 0 keeps the lag small: its deadline passes unseen."""
+    config = PaceConfig(rounds=9, segments_per_round=2, num_collectors=2, off_policy_degree=1)
     schedule = Schedule(config, 0, collect_s=(1.0, 5.0))
     assert run_schedule(schedule).holds
     report = run_schedule(schedule, lambda config: Coordinator(config, RULES["lag"]))
@@ -132,16 +134,16 @@ class Renewing(Coordinator):
 class Repeating(Coordinator):
     """Trains one segment several times."""
 
-    def _choose_stream(self) -> tuple[int, ...] | None:
-        chosen = super()._choose_stream()
+    def _choose(self) -> tuple[int, ...] | None:
+        chosen = super()._choose()
         return None if chosen is None else chosen[:1] * len(chosen)
 
 
 class Optimistic(Coordinator):
     """Thinks that a dead collector's tickets go on running."""
 
-    def _lane_lost(self, lane: int) -> None:
-        self._up.discard(lane)
+    def _collector_down(self, collector: int) -> None:
+        self._up.pop(collector, None)
 
 
 class Hasty(Coordinator):
@@ -176,9 +178,8 @@ class Impatient(Coordinator):
 class Shut(Coordinator):
     """Closes gates and does not open them again."""
 
-    def handle(self, event: Event, now_s: float) -> list[Action]:
-        is_deaf = isinstance(event, GatesSet) and event == GatesSet()
-        return super().handle(Clock() if is_deaf else event, now_s)
+    def apply(self, event: Event, now_s: float) -> Sequence[Action]:
+        return () if event == GatesSet() else super().apply(event, now_s)
 
 
 class Unhelpful(Coordinator):
@@ -210,7 +211,9 @@ def test_the_books_find_a_broken_coordinator(broken: type[Coordinator], kind: st
 
 def test_a_step_that_dies_is_done_again_from_the_checkpoint_on_although_collecting_is_closed() -> None:
     """Round 3 is trained from 7 s to 8 s, with closed gates; it goes on from version 2."""
-    config = PaceConfig(rounds=6, segments_per_round=2, num_lanes=2, checkpoint_interval=2, stepwise=True)
+    config = PaceConfig(
+        rounds=6, segments_per_round=2, num_collectors=2, checkpoint_interval=2, stepwise=True
+    )
     schedule = Schedule(config, 0, collect_s=(1.0, 1.0), faults=Faults(crashes=(7.5,)))
     simulation = Simulation(schedule)
     simulation.run()
@@ -250,7 +253,7 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 def test_trace_prints_what_happens(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--trace", "0"]) == 0
     output = capsys.readouterr().out
-    assert "LaneReady" in output
+    assert "CollectorUp" in output
     assert "-> Finish" in output
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 
 from offbeat.observe.callbacks import MetricValue
 from offbeat.observe.lanes import Lane
-from offbeat.pacing.messages import Signals
+from offbeat.pacing.events import Signals
 from offbeat.types import Batch, Metrics, Segment, StateTree, Ticket
 
 _UNITS = ("env_steps", "tokens", "agent_steps")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from offbeat.pacing.messages import Signals
+from offbeat.pacing.events import Signals
 
 
 @dataclass(frozen=True, slots=True)

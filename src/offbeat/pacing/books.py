@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
+from offbeat.pacing.actions import Evaluate, Finish, Train
 from offbeat.pacing.config import AUTO, PaceConfig
+from offbeat.pacing.events import GatesSet
 from offbeat.pacing.ledger import Counts
-from offbeat.pacing.messages import Evaluate, Finish, GatesSet, Train
 from offbeat.types import Ticket
 
 BOUND = "bound_violations"
@@ -84,33 +85,33 @@ class Books:
         _require(reported == self.dial, CONTRACT, "k is {} but the dial says {}", reported, self.dial)
         return self.dial
 
-    def issue(self, ticket: Ticket, degree: int, lane_idle: bool, now_s: float) -> None:
+    def issue(self, ticket: Ticket, degree: int, is_idle: bool, now_s: float) -> None:
         """A ticket was given out, for the first time or again."""
         _require(not self.eval_blocks, CONTRACT, "{} issued during a blocking evaluation", ticket)
         if ticket.number in self.lost:
-            self._issue_again(ticket, degree, lane_idle)
+            self._issue_again(ticket, degree, is_idle)
         else:
-            self._issue_new(ticket, degree, lane_idle, now_s)
+            self._issue_new(ticket, degree, is_idle, now_s)
         self.tickets[ticket.number] = ticket
         self.running.add(ticket.number)
 
-    def _issue_again(self, ticket: Ticket, degree: int, lane_idle: bool) -> None:
+    def _issue_again(self, ticket: Ticket, degree: int, is_idle: bool) -> None:
         before = self.tickets[ticket.number]
         self.lost.remove(ticket.number)
         version = max(before.version, self.published)
-        lane = ticket.collector if degree > 0 and lane_idle else before.collector
-        expected = replace(before, collector=lane, version=version, attempt=before.attempt + 1)
+        collector = ticket.collector if degree > 0 and is_idle else before.collector
+        expected = replace(before, collector=collector, version=version, attempt=before.attempt + 1)
         _require(ticket == expected, CONTRACT, "{} issued again, expected {}", ticket, expected)
 
-    def _issue_new(self, ticket: Ticket, degree: int, lane_idle: bool, now_s: float) -> None:
+    def _issue_new(self, ticket: Ticket, degree: int, is_idle: bool, now_s: float) -> None:
         config, number = self.config, len(self.born_under)
         _require(self._is_collecting(), CONTRACT, "{} issued although {}", ticket, self.gates)
         _require(ticket.number == number, CONSERVATION, "{} issued, number {} was due", ticket, number)
         named = (ticket.version, ticket.deadline, ticket.attempt)
         expected = (self.published, self.published + degree, 0)
         _require(named == expected, CONTRACT, "{} should name {}", ticket, expected)
-        lane_ok = ticket.collector == number % config.num_lanes if degree == 0 else lane_idle
-        _require(lane_ok, CONTRACT, "{} is on the wrong lane at k = {}", ticket, degree)
+        placed = ticket.collector == number % config.num_collectors if degree == 0 else is_idle
+        _require(placed, CONTRACT, "{} is on the wrong collector at k = {}", ticket, degree)
         most = config.max_outstanding
         waiting = len(self.running) + len(self.ready) + len(self.lost) - len(self.training or ())
         _require(most is None or waiting < most, CONTRACT, "{} exceeds the queue of {}", ticket, most)
@@ -146,9 +147,9 @@ class Books:
         self.ready[number] = version if newer_version is None else max(version, newer_version)
         return self.ready[number]
 
-    def lose(self, lane: int) -> int:
-        """A lane died; return how many tickets went with it."""
-        gone = {number for number in self.running if self.tickets[number].collector == lane}
+    def lose(self, collector: int) -> int:
+        """A collector died; return how many tickets went with it."""
+        gone = {number for number in self.running if self.tickets[number].collector == collector}
         self.running -= gone
         self.lost |= gone
         return len(gone)

@@ -1,4 +1,4 @@
-"""What the coordinator has to know, as plain numbers."""
+"""The configuration of a coordinator, as plain numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PaceConfig:
 
     rounds: int
     segments_per_round: int
-    num_lanes: int = 1
+    num_collectors: int = 1
     off_policy_degree: int = 0
     auto_max: int = 8
     max_staleness: int | None = None
@@ -72,7 +72,7 @@ class PaceConfig:
     def _check_ranges(self) -> None:
         positive = (
             "segments_per_round",
-            "num_lanes",
+            "num_collectors",
             "publish_interval",
             "eval_interval",
             "checkpoint_interval",

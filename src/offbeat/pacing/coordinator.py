@@ -1,56 +1,51 @@
 """The coordinator: events in, actions out, no I/O, no clock, no threads.
 
-Every runtime and the simulator drive this one object. The staleness bound rests on one invariant, "the
-deadlines of outstanding segments are feasible from the next round" (see `deadlines`): issuing and
-training check it, arrivals do not change it, a loss relaxes it, and publishing or turning the dial only
-touches tickets issued later.
+Every runtime and the simulator drive this one object. A driver enters all events of a step with `apply`,
+then asks once with `decide`. The staleness bound rests on one invariant, "the deadlines of outstanding
+segments are feasible from the next round" (see `deadlines`): issuing and training check it, arrivals do
+not change it, a loss relaxes it, and publishing or turning the dial only touches tickets issued later. So
+it holds however many events lie between two decisions.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from offbeat.errors import PromiseBroken
+from offbeat.pacing.actions import Action, Checkpoint, Evaluate, Finish, Issue, Publish, Train
 from offbeat.pacing.auto import AutoConfig, AutoDial
 from offbeat.pacing.config import AUTO, PaceConfig
-from offbeat.pacing.deadlines import BoundBroken, count_deadlines, feasible
-from offbeat.pacing.ledger import DROPPED, LOST, READY, RUNNING, TRAINED, Counts, Ledger
-from offbeat.pacing.messages import (
-    Action,
-    Checkpoint,
-    Clock,
+from offbeat.pacing.deadlines import BoundBroken, feasible
+from offbeat.pacing.events import (
+    CollectorDown,
+    CollectorUp,
     DialTurned,
     EvalDone,
-    Evaluate,
     Event,
-    Finish,
     GatesSet,
     GoalReached,
-    Issue,
-    LaneLost,
-    LaneReady,
-    Publish,
+    Issued,
     Published,
     PublishFailed,
     RoundTrained,
     SegmentArrived,
     SegmentDropped,
     StopRequested,
-    Train,
 )
-from offbeat.seeding import derive_seed
-from offbeat.types import Ticket
+from offbeat.pacing.intset import IntSet
+from offbeat.pacing.ledger import DROPPED, LOST, READY, RUNNING, TRAINED, Counts, Ledger
+from offbeat.seeding import derive_seed, reseed
+from offbeat.types import Segment, Ticket
 
-Feasible = Callable[[Counter[int], int, int], bool]
+Feasible = Callable[[Mapping[int, int], int, int], bool]
 
 
 @dataclass(slots=True)
 class _Publishing:
-    """Where publishing stands: what collectors have, what is under way, how often it failed in a row.
+    """State of publishing: the version collectors have, the one under way, failures in a row.
 
     ``under_way`` is the newest version on its way; a slow publisher may have older ones before it.
     """
@@ -63,7 +58,7 @@ class _Publishing:
 
 @dataclass(slots=True)
 class _Evaluating:
-    """Where evaluation stands. ``due`` is the newest version that asked for one and did not get it yet."""
+    """State of evaluation. ``due`` is the newest version that asked for one and did not get it yet."""
 
     running: int | None = None
     newest: int | None = None
@@ -72,11 +67,16 @@ class _Evaluating:
 
 
 class Coordinator:
-    """Decides what may happen next. Feed events to `handle`, carry out the actions it returns, in order."""
+    """Decides what may happen next: a `Pace`.
+
+    Carry out the actions that `start`, `apply` and `decide` return, in order. ``rollbacks`` counts how often
+    the run went back to collect other samples: it changes the seeds of tickets.
+    """
 
     def __init__(self, config: PaceConfig, rule: Feasible = feasible) -> None:
         self.config = config
         self.version = 0
+        self.rollbacks = 0
         self.ledger = Ledger()
         self._rule = rule
         self._auto: AutoDial | None = None
@@ -84,13 +84,16 @@ class Coordinator:
         self._turn(config.off_policy_degree)
         self._training: tuple[int, ...] | None = None
         self._versions: dict[int, int] = {}  # ticket -> oldest version that really produced its segment
-        self._up: set[int] = set()
+        self._up: dict[int, int] = {}  # collector -> tickets it wants to hold
+        self._free = IntSet()  # collectors that are up and hold fewer
+        self._returned = IntSet()  # lost tickets whose own collector is up
         self._publishing = _Publishing()
         self._evaluating = _Evaluating()
         self._gates = GatesSet(collect=False, until=0) if config.stepwise else GatesSet()
         self._checkpointed = 0
         self._checkpointed_at_s: float | None = None
         self._checkpoint_due = False
+        self._round_ended = False  # since the last decision
         self._issued_at_s: float | None = None
         self._warm_at_s: float | None = None
         self._stop_reason: str | None = None
@@ -98,7 +101,7 @@ class Coordinator:
         self._failed = False
         self._finished = False
 
-    # ------------------------------------------------------------ what others may look at
+    # ------------------------------------------------------------ properties
 
     @property
     def degree(self) -> int:
@@ -116,34 +119,34 @@ class Coordinator:
         return self._evaluating.skipped
 
     @property
-    def num_lanes_up(self) -> int:
+    def num_up(self) -> int:
         """Collectors that can take tickets."""
         return len(self._up)
 
     @property
     def finished(self) -> bool:
-        """Whether `Finish` was given out."""
+        """True once `Finish` was returned."""
         return self._finished
 
     @property
     def is_ending(self) -> bool:
-        """Whether no further round begins: all are trained, or the run was asked to end."""
+        """True when no further round begins: all are trained, or the run was asked to end."""
         asked = self._stop_reason is not None or self._goal is not None
         return asked or self._finished or self.version >= self.config.rounds
 
     @property
     def is_publishing(self) -> bool:
-        """Whether weights are on their way to collectors, or wait to be tried again."""
+        """True while weights are on their way to collectors, or wait to be tried again."""
         return self._publishing.under_way is not None or self._publishing.retry_at_s is not None
 
     @property
     def is_held(self) -> bool:
-        """Whether nothing is under way, and nothing will be before somebody opens a gate."""
+        """True when nothing is under way, and nothing will be before somebody opens a gate."""
         is_busy = self._training is not None or self._evaluating.running is not None or self.is_publishing
         out = self.ledger.num(RUNNING) + self.ledger.num(LOST)
         if is_busy or out or self.is_ending or self.published < 0:
             return False
-        return not self._may_begin_round() if self._choose() is not None else not self._may_collect()
+        return not (self._may_begin_round() if self._has_round() else self._may_collect())
 
     @property
     def next_round(self) -> int:
@@ -152,7 +155,7 @@ class Coordinator:
 
     @property
     def warm_at_s(self) -> float:
-        """When the first round may begin at the earliest; long ago once it has."""
+        """Earliest time at which the first round may begin; long ago once it has."""
         return self._warm_at_s if self.version == 0 and self._warm_at_s is not None else -math.inf
 
     def counts(self) -> Counts:
@@ -164,12 +167,12 @@ class Coordinator:
         return self.ledger.num_outstanding / self.config.segments_per_round
 
     def can_train(self, now_s: float) -> bool:
-        """Whether the next round could begin now, as far as its gate does not matter."""
+        """Tell whether the next round could begin now, as far as its gate does not matter."""
         is_busy = self._training is not None or self._blocked_by_eval() or self._is_warming_up(now_s)
-        return not (is_busy or self.is_ending or self.published < 0) and self._choose() is not None
+        return not (is_busy or self.is_ending or self.published < 0) and self._has_round()
 
     def waiting_for(self) -> str:
-        """Who waits for whom, in words: for the report of a stall."""
+        """Describe who waits for whom, for the report of a stall; this walks over all tickets."""
         if self._training is not None:
             return f"round {self.version} is being trained by the learner"
         if self._blocked_by_eval():
@@ -183,19 +186,19 @@ class Coordinator:
             return f"round {self.version} waits for segments ({counts.ready} ready), still out: {names}"
         if self.is_held:
             return self._held_by()
-        down = sorted(set(range(self.config.num_lanes)) - self._up)
+        down = sorted(set(range(self.config.num_collectors)) - self._up.keys())
         if not down and self.version == 0 and self.config.warmup_s:
             return f"round 0 waits until {self.config.warmup_s:g} s of warm-up are over"
         return f"round {self.version} waits for collectors {down} to start"
 
     def _held_by(self) -> str:
-        if self._choose() is not None:
+        if self._has_round():
             return f"round {self.version} could be trained and waits for sync_update()"
         segments = f"segments: {self.ledger.num(READY)} ready, none being collected"
         return f"round {self.version} waits for enable_data_collection() ({segments})"
 
     def wake_at_s(self, now_s: float) -> float | None:
-        """When, after ``now_s``, a `Clock` event is wanted although nothing else happened."""
+        """Time after ``now_s`` at which to decide again although no event came; None: not needed."""
         if self._finished:
             return None
         times = []
@@ -208,24 +211,35 @@ class Coordinator:
 
     # ------------------------------------------------------------ events
 
-    def handle(self, event: Event, now_s: float) -> list[Action]:
-        """Take in one event; return what is to be done, in this order."""
-        if self._checkpointed_at_s is None:
-            self._checkpointed_at_s = now_s
-        actions: list[Action] = []
+    def start(self, now_s: float) -> Sequence[Action]:
+        """Begin, or continue after `load_state_dict`: publish what the learner has, evaluate what was due."""
+        self._checkpointed_at_s = now_s
+        self._warm_at_s = now_s + self.config.warmup_s
+        if self.version >= self.config.rounds:
+            return self.decide(now_s)
+        actions: list[Action] = [self._publish()]
+        self._evaluate_if_due(actions)
+        return actions
+
+    def apply(self, event: Event, now_s: float) -> Sequence[Action]:
+        """Enter one event; return what follows at once, which is publishing a new version.
+
+        Events that change no decision are ignored.
+        """
         match event:
-            case LaneReady(lane):
-                self._up.add(lane)
-            case LaneLost(lane):
-                self._lane_lost(lane)
-            case SegmentArrived(number, version):
-                self.ledger.arrive(number)
-                self._versions[number] = version
+            case SegmentArrived(segment):
+                self._arrived(segment)
+            case Issued():
+                pass  # known already, and as frequent as arrivals
+            case CollectorUp(collector, capacity):
+                self._collector_up(collector, capacity)
+            case CollectorDown(collector):
+                self._collector_down(collector)
             case SegmentDropped(number):
                 self.ledger.drop(number)
                 del self._versions[number]
             case RoundTrained():
-                self._round_trained(event, now_s, actions)
+                return self._round_trained(event, now_s)
             case Published(version):
                 self._published(version)
             case PublishFailed(version, reason):
@@ -241,43 +255,49 @@ class Coordinator:
                 self._stop_reason = self._stop_reason or reason
             case GoalReached(reason):
                 self._goal = self._goal or reason
-            case Clock():
-                pass
-        self._decide(now_s, actions)
-        return actions
+        return ()
 
-    def start(self, now_s: float) -> list[Action]:
-        """Begin, or go on after `load_state_dict`: publish what the learner has, evaluate what was due."""
-        self._checkpointed_at_s = now_s
-        self._warm_at_s = now_s + self.config.warmup_s
-        if self.version >= self.config.rounds:
-            return self.handle(Clock(), now_s)
-        actions: list[Action] = []
-        self._publish(actions)
-        self._evaluate_if_due(actions)
-        return actions
+    def _arrived(self, segment: Segment) -> None:
+        number = segment.ticket.number
+        ticket = self.ledger.arrive(number)
+        self._versions[number] = segment.oldest_version
+        self._update_free(ticket.collector)
 
-    def _lane_lost(self, lane: int) -> None:
-        self._up.discard(lane)
-        for ticket in self.ledger.with_status(RUNNING):
-            if ticket.collector == lane:
-                self.ledger.lose(ticket.number)
+    def _collector_up(self, collector: int, capacity: int) -> None:
+        self._up[collector] = capacity
+        for number in self.ledger.lost_on(collector):
+            self._returned.add(number)
+        self._update_free(collector)
 
-    def _round_trained(self, event: RoundTrained, now_s: float, actions: list[Action]) -> None:
+    def _collector_down(self, collector: int) -> None:
+        self._up.pop(collector, None)
+        for number in self.ledger.lost_on(collector):
+            self._returned.discard(number)
+        self.ledger.lose_all_on(collector)
+        self._update_free(collector)
+
+    def _update_free(self, collector: int) -> None:
+        if self.ledger.num_running_on(collector) < self._up.get(collector, 0):
+            self._free.add(collector)
+        else:
+            self._free.discard(collector)
+
+    def _round_trained(self, event: RoundTrained, now_s: float) -> Sequence[Action]:
         if self._training is None or event.version != self.version + 1:
             raise PromiseBroken(f"round {event.version - 1} ended, but round {self.version} was due")
+        self.ledger.end_round()
         for number in self._training:
-            self.ledger.train(number)
             del self._versions[number]
         self._training = None
         self.version = event.version
         self._check_conservation()
         if self._auto is not None:
             self._degree = self._auto.update(event.signals)
-        if self.version % self.config.publish_interval == 0 or self._publishing.retry_at_s is not None:
-            self._publish(actions)
-        self._checkpoint_if_due(now_s, actions)
-        self._ask_for_eval(actions)
+        self._note_checkpoint(now_s)
+        self._note_evaluation()
+        self._round_ended = True
+        is_due = self.version % self.config.publish_interval == 0 or self._publishing.retry_at_s is not None
+        return (self._publish(),) if is_due else ()
 
     def _check_conservation(self) -> None:
         counts = self.ledger.check()
@@ -294,10 +314,10 @@ class Coordinator:
 
     # ------------------------------------------------------------ publishing, checkpoints, evaluation
 
-    def _publish(self, actions: list[Action]) -> None:
+    def _publish(self) -> Publish:
         self._publishing.under_way = self.version
         self._publishing.retry_at_s = None
-        actions.append(Publish(self.version))
+        return Publish(self.version)
 
     def _published(self, version: int) -> None:
         publishing = self._publishing
@@ -319,19 +339,22 @@ class Coordinator:
     def _retry_publish(self, now_s: float, actions: list[Action]) -> None:
         retry_at_s = self._publishing.retry_at_s
         if retry_at_s is not None and now_s >= retry_at_s and self._training is None:
-            self._publish(actions)
+            actions.append(self._publish())
 
-    def _checkpoint_if_due(self, now_s: float, actions: list[Action]) -> None:
-        """Take a checkpoint that is due at a version that is published.
-
-        A run that is resumed publishes what it has: only of such a version collectors had the weights too, so
-        that the run goes on as it would have.
-        """
+    def _note_checkpoint(self, now_s: float) -> None:
+        """Note at the end of a round whether a checkpoint is due, by rounds or by time."""
         every, every_s = self.config.checkpoint_interval, self.config.checkpoint_interval_s
         by_rounds = every is not None and self.version % every == 0
         since_s = now_s if self._checkpointed_at_s is None else self._checkpointed_at_s
         by_time = every_s is not None and now_s - since_s >= every_s
         self._checkpoint_due |= by_rounds or by_time
+
+    def _checkpoint_if_due(self, now_s: float, actions: list[Action]) -> None:
+        """Take a checkpoint that is due at a version that is published.
+
+        A run that is resumed publishes what it has: only of such a version collectors had the weights too, so
+        that the run continues as it would have.
+        """
         if self._checkpoint_due and self.version % self.config.publish_interval == 0:
             self._checkpoint(now_s, actions)
 
@@ -339,12 +362,12 @@ class Coordinator:
         self._checkpointed, self._checkpointed_at_s, self._checkpoint_due = self.version, now_s, False
         actions.append(Checkpoint(self.version))
 
-    def _ask_for_eval(self, actions: list[Action]) -> None:
+    def _note_evaluation(self) -> None:
+        """Note at the end of a round whether an evaluation is due; one that is still due is passed over."""
         every, last = self.config.eval_interval, self.version == self.config.rounds
         if (every is not None and self.version % every == 0) or (last and self.config.eval_at_end):
             self._evaluating.skipped += self._evaluating.due
             self._evaluating.due = True
-        self._evaluate_if_due(actions)
 
     def _evaluate_if_due(self, actions: list[Action]) -> None:
         """Start an evaluation that is due, unless one is running or the run is about to stop."""
@@ -358,20 +381,27 @@ class Coordinator:
 
     # ------------------------------------------------------------ decisions
 
-    def _decide(self, now_s: float, actions: list[Action]) -> None:
+    def decide(self, now_s: float) -> Sequence[Action]:
+        """Return the actions that the events so far allow, in order."""
+        actions: list[Action] = []
         if self._finished:
-            return
+            return actions
+        if self._round_ended:  # only now is the learner idle for sure
+            self._round_ended = False
+            self._checkpoint_if_due(now_s, actions)
+            self._evaluate_if_due(actions)
         if self.is_ending:
             self._wind_up(now_s, actions)
-            return
+            return actions
         self._retry_publish(now_s, actions)
         if self._blocked_by_eval() or self._publishing.published < 0:
-            return
+            return actions
         self._reissue_lost(actions)
         if not self._is_warming_up(now_s) and self._may_begin_round():
             self._train_if_allowed(actions)
         if self._may_collect():
             self._issue_what_is_allowed(now_s, actions)
+        return actions
 
     def _wind_up(self, now_s: float, actions: list[Action]) -> None:
         if self._training is not None:
@@ -387,23 +417,30 @@ class Coordinator:
         actions.append(Finish(self._stop_reason or self._goal or "all rounds trained", self._failed))
 
     def _reissue_lost(self, actions: list[Action]) -> None:
-        """Issue lost tickets again, with newer weights and the old deadline.
+        """Issue lost tickets again, in order, with newer weights and the old deadline.
 
-        At k = 0 a ticket waits until its own lane is up again. Above 0 a lane that is free takes it, so that
-        nobody waits for a collector to start.
+        A ticket goes back to its own collector once that is up again. Above k = 0 a free collector takes
+        it before, so that nobody waits for a collector to start.
         """
-        for ticket in self.ledger.with_status(LOST):
-            own = ticket.collector
-            lane = own if self._degree == 0 or own in self._up else self._free_lane()
-            if lane is not None and lane in self._up:
-                version = max(ticket.version, self._publishing.published)
-                again = replace(ticket, collector=lane, version=version, attempt=ticket.attempt + 1)
-                self.ledger.issue(again)
-                actions.append(Issue(again))
+        lost = self.ledger.lost
+        while lost:
+            free = self._next_free() if self._degree > 0 else None
+            number = (self._returned if free is None else lost).next_from(0)
+            if number is None:
+                return
+            self._reissue(self.ledger.ticket(number), free, actions)
 
-    def _waiting_deadlines(self, without: tuple[int, ...] = ()) -> Counter[int]:
-        excluded = set(without) | set(self._training or ())
-        return count_deadlines(t.deadline for t in self.ledger.outstanding() if t.number not in excluded)
+    def _reissue(self, ticket: Ticket, free: int | None, actions: list[Action]) -> None:
+        collector = ticket.collector if free is None or ticket.collector in self._up else free
+        self._returned.discard(ticket.number)
+        again = replace(
+            ticket,
+            collector=collector,
+            version=max(ticket.version, self._publishing.published),
+            seed=self._seed(ticket.number),
+            attempt=ticket.attempt + 1,
+        )
+        self._give_out(again, actions)
 
     def _is_warming_up(self, now_s: float) -> bool:
         return now_s < self.warm_at_s
@@ -412,7 +449,7 @@ class Coordinator:
         return self._gates.until is None or self.version < self._gates.until
 
     def _may_collect(self) -> bool:
-        """Whether the gate for tickets is open, or that of a round which still needs some."""
+        """Tell whether the gate for tickets is open, or that of a round which still needs some."""
         until = self._gates.until
         return self._gates.collect or (until is not None and self.next_round < until)
 
@@ -420,21 +457,28 @@ class Coordinator:
         if self._training is not None or (chosen := self._choose()) is None:
             return
         self._assert_bound(chosen)
+        self.ledger.begin_round(chosen)
         self._training = chosen
         actions.append(Train(self.version, chosen, self._degree))
 
     def _choose(self) -> tuple[int, ...] | None:
         """The tickets that the next round would train now; None while it has to wait."""
-        return self._choose_stream() if self.config.mode == "stream" else self._choose_replay()
+        if self.config.mode == "stream":
+            return None if (earliest := self._earliest()) is None else self.ledger.pick(earliest)
+        # First come, first trained: a ticket issued again has an old number, but its collector's newest data.
+        return None if (share := self._replay_share()) is None else self.ledger.first_arrived(share)
 
-    def _choose_stream(self) -> tuple[int, ...] | None:
-        size = self.config.segments_per_round
-        if self.ledger.num(READY) < max(size, self._first_batch()):
+    def _has_round(self) -> bool:
+        """Tell whether the segments that the next round needs have arrived."""
+        return (self._earliest() if self.config.mode == "stream" else self._replay_share()) is not None
+
+    def _earliest(self) -> dict[int, int] | None:
+        """The next round of a stream, as counts by deadline; None while it has to wait."""
+        ledger, size = self.ledger, self.config.segments_per_round
+        if ledger.num(READY) < max(size, self._first_batch()):
             return None
-        ready = self.ledger.with_status(READY)
-        earliest = sorted(ready, key=lambda t: (t.deadline, t.number))[:size]
-        chosen = tuple(sorted(t.number for t in earliest))
-        rest = self._waiting_deadlines(without=chosen)
+        chosen = ledger.earliest(size)
+        rest = {d: left for d, count in ledger.waiting.items() if (left := count - chosen.get(d, 0))}
         return chosen if self._rule(rest, self.version + 1, size) else None
 
     def _first_batch(self) -> int:
@@ -444,20 +488,20 @@ class Coordinator:
         rounds = min(self._degree + 1, self.config.rounds)
         return min(self.config.min_segments, rounds * self.config.segments_per_round)
 
-    def _choose_replay(self) -> tuple[int, ...] | None:
+    def _replay_share(self) -> int | None:
+        """Number of segments that enter the replay with the next round; None while it has to wait."""
         ready = self.ledger.num(READY)
         arrived = ready + self.ledger.num(TRAINED)
         if arrived < self.config.replay_need(self.version):
             return None
         # A dial turned to 0 late may owe more segments than the queue holds: a full queue is enough.
         most = self.config.max_outstanding
-        owed = self.config.replay_limit(self.version, 0) if self._degree == 0 else 0
+        limit = self.config.replay_limit(self.version, 0)
+        owed = limit if self._degree == 0 else 0
         if arrived < owed and (most is None or ready < most):
             return None
         # No more than at k = 0 by now: what came earlier is for later rounds, which would have nothing new.
-        share = max(0, self.config.replay_limit(self.version, 0) - self.ledger.num(TRAINED))
-        # First come, first trained: a ticket issued again has an old number, but what its lane made last.
-        return tuple(sorted(self.ledger.arrived()[:share]))
+        return max(0, limit - self.ledger.num(TRAINED))
 
     def _assert_bound(self, chosen: tuple[int, ...]) -> None:
         """The bound, checked where it matters: on what is about to be trained."""
@@ -473,27 +517,29 @@ class Coordinator:
                 )
 
     def _issue_what_is_allowed(self, now_s: float, actions: list[Action]) -> None:
-        if not self._may_issue(now_s) or (lane := self._free_lane()) is None:
+        if not self._may_issue(now_s) or (collector := self._next_free()) is None:
             return
-        deadline = self._publishing.published + self._degree
-        waiting = self._waiting_deadlines()
-        while lane is not None and self._may_issue(now_s):
-            waiting[deadline] += 1
+        version, deadline = self._publishing.published, self._publishing.published + self._degree
+        waiting = dict(self.ledger.waiting)
+        while collector is not None and self._may_issue(now_s):
+            waiting[deadline] = waiting.get(deadline, 0) + 1
             if not self._in_time(waiting):
                 return
-            self._issue(lane, deadline, actions)
+            number = len(self.ledger)
+            self._give_out(Ticket(number, collector, version, deadline, self._seed(number)), actions)
             self._issued_at_s = now_s
-            lane = self._free_lane()
+            collector = self._next_free()
 
-    def _issue(self, lane: int, deadline: int, actions: list[Action]) -> None:
-        number = len(self.ledger)
-        seed = derive_seed(self.config.seed, "collect", number)
-        ticket = Ticket(number, lane, self._publishing.published, deadline, seed)
+    def _give_out(self, ticket: Ticket, actions: list[Action]) -> None:
         self.ledger.issue(ticket)
+        self._update_free(ticket.collector)
         actions.append(Issue(ticket))
 
+    def _seed(self, number: int) -> int:
+        return reseed(derive_seed(self.config.seed, "collect", number), self.rollbacks)
+
     def _may_issue(self, now_s: float) -> bool:
-        """Whether everything but deadlines and lanes allows one more ticket."""
+        """Tell whether everything but deadlines and collectors allows one more ticket."""
         config = self.config
         if self._issued_at_s is not None and now_s < self._issued_at_s + config.issue_interval_s:
             return False
@@ -509,33 +555,28 @@ class Coordinator:
         return issued < config.replay_limit(self.version, self._degree)
 
     def _in_lockstep(self) -> bool:
-        """Whether learner and publisher are done: only then may a replay run at k = 0 collect.
+        """Tell whether learner and publisher are done: only then may a replay run at k = 0 collect.
 
         Streams need no such check, there older weights or a round under way leave no ticket in time.
         """
         publishing = self._publishing
         return self._training is None and publishing.under_way is None and publishing.retry_at_s is None
 
-    def _in_time(self, deadlines: Counter[int]) -> bool:
+    def _in_time(self, deadlines: Mapping[int, int]) -> bool:
         size = self.config.segments_per_round
         return self.config.mode == "replay" or self._rule(deadlines, self.next_round, size)
 
-    def _free_lane(self) -> int | None:
-        """The lane of the next ticket, None while it has to wait for one.
+    def _next_free(self) -> int | None:
+        """The collector of the next ticket, None while it has to wait for one.
 
-        At k = 0 ticket n belongs to lane n mod N, whoever is free: that makes the order of experience, and
-        so the weights, independent of timing. Above 0 lanes take turns, and one that is still busy is
-        passed over, so a slow collector holds nobody up.
+        At k = 0 ticket n belongs to collector n mod N, whoever is free: that makes the order of experience,
+        and so the weights, independent of timing. Above 0 collectors take turns, and one that holds as many
+        tickets as it wants is passed over, so a slow collector holds nobody up.
         """
+        turn = len(self.ledger) % self.config.num_collectors
         if self._degree == 0:
-            lane = len(self.ledger) % self.config.num_lanes
-            return lane if lane in self._up else None
-        busy = {t.collector for t in self.ledger.with_status(RUNNING)}
-        free = sorted(self._up - busy)
-        if not free:
-            return None
-        after = [lane for lane in free if lane >= len(self.ledger) % self.config.num_lanes]
-        return after[0] if after else free[0]
+            return turn if turn in self._up else None
+        return self._free.next_from(turn)
 
     # ------------------------------------------------------------ state
 
@@ -555,7 +596,7 @@ class Coordinator:
         }
 
     def load_state_dict(self, state: dict[str, Any], arrived: Collection[int] | None = None) -> None:
-        """Go on from a saved state: tickets that were running are lost until their lanes are up again.
+        """Continue from a saved state; tickets that were running wait to be issued again.
 
         ``arrived`` names the tickets whose segments were saved too (None: all that had arrived).
         A dial turned during the run stays where it was, unless the configuration now asks for another.

@@ -6,19 +6,13 @@ A round takes S segments. Everything the staleness bound rests on is in `feasibl
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from offbeat.errors import PromiseBroken
 
 
 class BoundBroken(PromiseBroken):
     """A round was about to train a segment past its deadline."""
-
-
-def count_deadlines(deadlines: Iterable[int]) -> Counter[int]:
-    """How many segments share each deadline."""
-    return Counter(deadlines)
 
 
 def feasible(deadlines: Mapping[int, int], next_round: int, segments_per_round: int) -> bool:

@@ -1,16 +1,23 @@
-"""The ledger: what became of every ticket. Counts are derived from it, never kept beside it."""
+"""The ledger: the fate of every ticket, with the counts that decisions need beside it.
+
+Tickets that are outstanding are at hand, a finished one leaves only its count. So every operation takes
+the same time, and a check and a saved state grow with what is outstanding, not with what was ever issued.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from offbeat.errors import PromiseBroken
+from offbeat.pacing.intset import IntSet
 from offbeat.types import Ticket
 
 RUNNING, READY, TRAINED, DROPPED, LOST = range(1, 6)
+_NAMES = {RUNNING: "running", READY: "ready", LOST: "lost"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,107 +36,233 @@ class Counts:
 
 
 class Ledger:
-    """One status per ticket ever issued, and the tickets that are still outstanding."""
+    """Outstanding tickets by status, and how many are finished.
+
+    Tickets of the round under way are READY until it ends. ``waiting`` maps a deadline to the number of
+    outstanding tickets that have it, without those of the round under way; ``lost`` holds the numbers of
+    lost tickets. Both are for reading.
+    """
 
     def __init__(self) -> None:
-        self._status = bytearray()
-        self._live: dict[int, dict[int, Ticket]] = {RUNNING: {}, READY: {}, LOST: {}}
+        self._issued = self._trained = self._dropped = 0
+        self._tickets: dict[int, dict[int, Ticket]] = {RUNNING: {}, READY: {}, LOST: {}}
+        self._round: frozenset[int] = frozenset()
+        self.waiting: dict[int, int] = {}
+        self.lost = IntSet()
+        self._ready_by: dict[int, set[int]] = {}  # deadline -> ready and not in the round under way
+        self._on: dict[int, dict[int, set[int]]] = {RUNNING: {}, LOST: {}}  # by status and collector
+
+    # ------------------------------------------------------------ reading
 
     def __len__(self) -> int:
-        return len(self._status)
+        return self._issued
 
     def ticket(self, number: int) -> Ticket:
         """The outstanding ticket with this number."""
-        return self._live[self._status[number]][number]
-
-    def status(self, number: int) -> int:
-        """RUNNING, READY, TRAINED, DROPPED or LOST."""
-        return self._status[number]
+        for tickets in self._tickets.values():
+            if number in tickets:
+                return tickets[number]
+        raise PromiseBroken(f"ticket {number} is {self._fate(number)}")
 
     def outstanding(self) -> Iterator[Ticket]:
         """Tickets issued and neither trained nor dropped."""
-        return chain.from_iterable(tickets.values() for tickets in self._live.values())
+        return chain.from_iterable(tickets.values() for tickets in self._tickets.values())
 
     @property
     def num_outstanding(self) -> int:
-        """How many tickets are issued and neither trained nor dropped."""
-        return sum(map(len, self._live.values()))
+        """Number of tickets issued and neither trained nor dropped."""
+        return self._issued - self._trained - self._dropped
 
     def num(self, status: int) -> int:
-        """How many tickets have this status."""
-        return len(self._live[status]) if status in self._live else self._status.count(status)
+        """Number of tickets with this status."""
+        if status in self._tickets:
+            return len(self._tickets[status])
+        return self._trained if status == TRAINED else self._dropped
 
     def with_status(self, status: int) -> list[Ticket]:
         """Outstanding tickets with this status, in order of number."""
-        tickets = self._live[status]
+        tickets = self._tickets[status]
         return [tickets[number] for number in sorted(tickets)]
+
+    def num_running_on(self, collector: int) -> int:
+        """Number of tickets that this collector holds."""
+        return len(self._on[RUNNING].get(collector, ()))
+
+    def lost_on(self, collector: int) -> Collection[int]:
+        """Numbers of the lost tickets that were last on this collector."""
+        return self._on[LOST].get(collector, ())
 
     def arrived(self) -> list[int]:
         """Numbers of the tickets that are READY, in order of arrival."""
-        return list(self._live[READY])
+        return list(self._tickets[READY])
+
+    def first_arrived(self, count: int) -> tuple[int, ...]:
+        """Numbers of the ``count`` READY tickets that arrived first, in order of number."""
+        return tuple(sorted(islice(self._tickets[READY], count)))
+
+    def earliest(self, count: int) -> dict[int, int]:
+        """Deadlines of the ``count`` ready tickets to train next, by how many have each.
+
+        The smallest deadlines come first.
+        """
+        chosen = {}
+        for deadline in sorted(self._ready_by):
+            chosen[deadline] = min(count, len(self._ready_by[deadline]))
+            count -= chosen[deadline]
+            if count <= 0:
+                break
+        return chosen
+
+    def pick(self, deadlines: Mapping[int, int]) -> tuple[int, ...]:
+        """Choose so many ready tickets of each deadline, those with the smallest numbers; return these."""
+        parts = (sorted(self._ready_by[deadline])[:count] for deadline, count in deadlines.items())
+        return tuple(sorted(chain.from_iterable(parts)))
+
+    # ------------------------------------------------------------ from status to status
 
     def issue(self, ticket: Ticket) -> None:
         """Enter a new ticket, or one that was lost and is issued again."""
-        if ticket.number == len(self._status):
-            self._status.append(RUNNING)
+        if ticket.number == self._issued:
+            self._issued += 1
+            self._count_waiting(ticket.deadline, +1)
         else:
-            self._take(ticket.number, LOST, RUNNING)
-        self._live[RUNNING][ticket.number] = ticket
+            self._leave(ticket.number, LOST, "issued again")
+        self._enter(ticket, RUNNING)
 
-    def arrive(self, number: int) -> None:
-        """The ticket's segment is in the store."""
-        self._live[READY][number] = self._take(number, RUNNING, READY)
+    def arrive(self, number: int) -> Ticket:
+        """Note that the ticket's segment is in the store; return the ticket."""
+        ticket = self._leave(number, RUNNING, "arrive")
+        self._enter(ticket, READY)
+        return ticket
 
     def lose(self, number: int) -> None:
-        """The ticket's collector died, or its segment went with a run that was killed."""
-        before = READY if number in self._live[READY] else RUNNING
-        self._live[LOST][number] = self._take(number, before, LOST)
+        """Note that the ticket's collector died, or its segment went with a run that was killed."""
+        status = READY if number in self._tickets[READY] else RUNNING
+        self._enter(self._leave(number, status, "be lost"), LOST)
 
-    def train(self, number: int) -> None:
-        """The ticket's segment was trained."""
-        self._take(number, READY, TRAINED)
+    def lose_all_on(self, collector: int) -> None:
+        """Note that this collector died with all tickets that it held."""
+        for number in sorted(self._on[RUNNING].get(collector, ())):
+            self.lose(number)
 
     def drop(self, number: int) -> None:
-        """A named policy threw the ticket's segment away."""
-        self._take(number, READY, DROPPED)
+        """Note that a named policy dropped the ticket's segment."""
+        ticket = self._leave(number, READY, "be dropped")
+        self._count_waiting(ticket.deadline, -1)
+        self._dropped += 1
 
-    def _take(self, number: int, before: int, after: int) -> Ticket:
-        if not 0 <= number < len(self._status) or self._status[number] != before:
-            found = self._status[number] if 0 <= number < len(self._status) else "unknown"
-            raise PromiseBroken(f"ticket {number} cannot go from {before} to {after}: it is {found}")
-        self._status[number] = after
-        return self._live[before].pop(number)
+    def begin_round(self, numbers: Iterable[int]) -> None:
+        """Take ready tickets into the round under way; there is no other one."""
+        assert not self._round
+        ready, chosen = self._tickets[READY], frozenset(numbers)
+        if missing := chosen - ready.keys():
+            raise PromiseBroken(f"ticket {min(missing)} cannot be trained: it is {self._fate(min(missing))}")
+        for number in chosen:
+            self._count_waiting(ready[number].deadline, -1)
+            self._leave_ready(ready[number])
+        self._round = chosen
+
+    def end_round(self) -> None:
+        """Note that the segments of the round under way were trained."""
+        for number in self._round:
+            del self._tickets[READY][number]
+        self._trained += len(self._round)
+        self._round = frozenset()
+
+    def _enter(self, ticket: Ticket, status: int) -> None:
+        number = ticket.number
+        self._tickets[status][number] = ticket
+        if status == READY:
+            self._ready_by.setdefault(ticket.deadline, set()).add(number)
+            return
+        self._on[status].setdefault(ticket.collector, set()).add(number)
+        if status == LOST:
+            self.lost.add(number)
+
+    def _leave(self, number: int, status: int, purpose: str) -> Ticket:
+        """Take a ticket out of its status, unless it has another one or is being trained."""
+        ticket = self._tickets[status].get(number)
+        if ticket is None or (status == READY and number in self._round):
+            raise PromiseBroken(f"ticket {number} cannot {purpose}: it is {self._fate(number)}")
+        del self._tickets[status][number]
+        if status == READY:
+            self._leave_ready(ticket)
+            return ticket
+        self._on[status][ticket.collector].remove(number)
+        if status == LOST:
+            self.lost.discard(number)
+        return ticket
+
+    def _leave_ready(self, ticket: Ticket) -> None:
+        numbers = self._ready_by[ticket.deadline]
+        numbers.remove(ticket.number)
+        if not numbers:
+            del self._ready_by[ticket.deadline]
+
+    def _count_waiting(self, deadline: int, by: int) -> None:
+        left = self.waiting.get(deadline, 0) + by
+        if left:
+            self.waiting[deadline] = left
+        else:
+            del self.waiting[deadline]
+
+    def _fate(self, number: int) -> str:
+        if number in self._round:
+            return "being trained"
+        for status, tickets in self._tickets.items():
+            if number in tickets:
+                return _NAMES[status]
+        return "finished" if 0 <= number < self._issued else "unknown"
+
+    # ------------------------------------------------------------ counts
 
     def counts(self) -> Counts:
         """Count the tickets by fate."""
-        count = self._status.count
-        return Counts(
-            len(self._status), count(RUNNING), count(READY), count(TRAINED), count(DROPPED), count(LOST)
-        )
+        running, ready, lost = map(len, self._tickets.values())
+        return Counts(self._issued, running, ready, self._trained, self._dropped, lost)
 
     def check(self) -> Counts:
-        """Assert conservation: every ticket has one fate, and the outstanding ones are all at hand."""
+        """Assert conservation: every ticket has one fate, and all counts agree with the tickets at hand."""
         counts = self.counts()
-        total = counts.running + counts.ready + counts.trained + counts.dropped + counts.lost
-        live = {RUNNING: counts.running, READY: counts.ready, LOST: counts.lost}
-        if total != counts.issued or any(
-            len(self._live[status]) != number for status, number in live.items()
-        ):
-            raise PromiseBroken(f"tickets are not conserved: {counts}, {self.num_outstanding} outstanding")
+        at_hand = counts.running + counts.ready + counts.lost
+        waiting = sum(self.waiting.values()) + len(self._round)
+        ready = sum(map(len, self._ready_by.values())) + len(self._round)
+        agree = ready == counts.ready and len(self.lost) == counts.lost
+        if not (agree and at_hand == waiting == self.num_outstanding):
+            raise PromiseBroken(
+                f"tickets are not conserved: {counts}, {self.num_outstanding} outstanding, {waiting} with a "
+                f"deadline, {ready} ready by deadline, {len(self.lost)} in line to be issued again"
+            )
         return counts
 
+    # ------------------------------------------------------------ state
+
     def state_dict(self) -> dict[str, Any]:
-        """Statuses and outstanding tickets as plain values."""
-        fields = ("number", "collector", "version", "deadline", "seed", "attempt")
-        return {
-            "status": self._status.decode("latin-1"),
-            "live": [[getattr(ticket, name) for name in fields] for ticket in self.outstanding()],
-        }
+        """Counts of finished tickets and all outstanding ones, as plain values."""
+        counts = {"issued": self._issued, "trained": self._trained, "dropped": self._dropped}
+        return counts | {name: _rows(self._tickets[status]) for status, name in _NAMES.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
-        self._status = bytearray(state["status"], "latin-1")
-        self._live = {RUNNING: {}, READY: {}, LOST: {}}
-        for row in state["live"]:
-            ticket = Ticket(*row)
-            self._live[self._status[ticket.number]][ticket.number] = ticket
+        """Restore what `state_dict` gave, now or when it held a status for every ticket ever issued."""
+        if "status" in state:
+            state = _from_statuses(state)
+        vars(self).update(vars(Ledger()))
+        self._issued, self._trained, self._dropped = state["issued"], state["trained"], state["dropped"]
+        for status, name in _NAMES.items():
+            for row in state[name]:
+                self._enter(Ticket(*row), status)
+        self.waiting = dict(Counter(ticket.deadline for ticket in self.outstanding()))
+
+
+def _rows(tickets: Mapping[int, Ticket]) -> list[list[int]]:
+    return [[t.number, t.collector, t.version, t.deadline, t.seed, t.attempt] for t in tickets.values()]
+
+
+def _from_statuses(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate a state that held the status of every ticket ever issued."""
+    statuses = bytes(state["status"], "latin-1")
+    rows: dict[str, list[Any]] = {name: [] for name in _NAMES.values()}
+    for row in state["live"]:
+        rows[_NAMES[statuses[row[0]]]].append(row)
+    trained, dropped = statuses.count(TRAINED), statuses.count(DROPPED)
+    return {"issued": len(statuses), "trained": trained, "dropped": dropped, **rows}

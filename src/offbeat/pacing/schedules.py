@@ -17,7 +17,7 @@ _DEGREES = (AUTO, AUTO, 0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8)
 class Faults:
     """What goes wrong and when. Shares in [0, 1], times in simulated seconds.
 
-    ``loss`` is the share of tickets whose collector dies in the middle, ``kills`` are (time, lane) of
+    ``loss`` is the share of tickets whose collector dies in the middle, ``kills`` are (time, collector) of
     collectors that die whatever they do, ``publish_breaks_at`` is the attempt from which on every
     publish fails, ``crashes`` are the times at which the whole run dies and goes on from its checkpoint,
     which holds the segments that had arrived if it ``keeps_segments``.
@@ -49,12 +49,13 @@ class Closing:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One run to simulate. ``collect_s`` is each lane's typical time for a segment.
+    """One run to simulate. ``collect_s`` is each collector's typical time for a segment.
 
     ``tail`` is the exponent of a Pareto factor on collect and train times (small is heavy, None is
     steady), ``grid_s`` rounds times up so that things happen at once, ``newer`` is the share of
     segments made with newer weights than their ticket names, ``ess_cost`` is how much effective sample
-    size a round of staleness costs, ``think_s`` is how long somebody thinks who goes step by step.
+    size a round of staleness costs, ``think_s`` is how long somebody thinks who goes step by step, and
+    ``busy_s`` how long at most the driver is busy between two steps (None: it decides after each event).
     """
 
     config: PaceConfig
@@ -72,11 +73,12 @@ class Schedule:
     faults: Faults = Faults()
     closings: tuple[Closing, ...] = ()
     think_s: float = 0.0
+    busy_s: float | None = None
 
 
 def steady_schedule(collect_s: float, train_s: float, degree: int, rounds: int = 200) -> Schedule:
     """A run without noise or faults: four collectors, four segments a round."""
-    config = PaceConfig(rounds=rounds, segments_per_round=4, num_lanes=4, off_policy_degree=degree)
+    config = PaceConfig(rounds=rounds, segments_per_round=4, num_collectors=4, off_policy_degree=degree)
     return Schedule(config, seed=0, collect_s=(collect_s,) * 4, train_s=train_s)
 
 
@@ -84,7 +86,7 @@ def draw_schedule(seed: int) -> Schedule:
     """Draw a schedule; the same seed gives the same one."""
     rng = Random(seed)
     config = _draw_config(rng)
-    collect_s, train_s = _draw_collect_s(rng, config.num_lanes), rng.uniform(0.1, 2.0)
+    collect_s, train_s = _draw_collect_s(rng, config.num_collectors), rng.uniform(0.1, 2.0)
     length_s = _rough_length_s(config, collect_s, train_s)
     schedule = Schedule(
         config=config,
@@ -101,11 +103,11 @@ def draw_schedule(seed: int) -> Schedule:
         dial_turns=_draw_dial_turns(rng, config, length_s),
         faults=_draw_faults(rng, config, length_s),
     )
-    return _with_gates(schedule, Random(f"gates of {seed}"), length_s)
+    return _with_driver(schedule, Random(f"gates of {seed}"), length_s)
 
 
-def _with_gates(schedule: Schedule, rng: Random, length_s: float) -> Schedule:
-    """Let somebody close gates now and then, or go step by step where k is 0."""
+def _with_driver(schedule: Schedule, rng: Random, length_s: float) -> Schedule:
+    """Let somebody close gates now and then, or go step by step where k is 0; let the driver be busy."""
     config = schedule.config
     if config.off_policy_degree == 0 and rng.random() < 0.4:
         config = replace(config, stepwise=True)
@@ -113,7 +115,9 @@ def _with_gates(schedule: Schedule, rng: Random, length_s: float) -> Schedule:
     if rng.random() < 0.4:
         closings = tuple(_draw_closing(rng, length_s) for _ in range(rng.randint(1, 5)))
         schedule = replace(schedule, closings=closings)
-    return replace(schedule, think_s=rng.choice((0.0, rng.uniform(0, 3.0))))
+    schedule = replace(schedule, think_s=rng.choice((0.0, rng.uniform(0, 3.0))))
+    busy_s = rng.choice((None, 0.0, rng.uniform(0, 0.3), rng.uniform(0, 3.0)))
+    return replace(schedule, busy_s=busy_s)
 
 
 def _draw_closing(rng: Random, length_s: float) -> Closing:
@@ -131,7 +135,7 @@ def _draw_config(rng: Random) -> PaceConfig:
     return PaceConfig(
         rounds=rng.choice((rng.randint(1, 4), rng.randint(3, 12), rng.randint(8, 40))),
         segments_per_round=size,
-        num_lanes=rng.randint(1, 8),
+        num_collectors=rng.randint(1, 8),
         off_policy_degree=degree,
         auto_max=rng.randint(0, 8),
         mode=mode,
@@ -158,10 +162,10 @@ def _draw_min_segments(rng: Random, mode: str, degree: int, size: int) -> int:
     return rng.choice((0, 0, rng.randint(0, most)))
 
 
-def _draw_collect_s(rng: Random, num_lanes: int) -> tuple[float, ...]:
+def _draw_collect_s(rng: Random, num_collectors: int) -> tuple[float, ...]:
     base = rng.uniform(0.1, 2.0)
     slowest = rng.choice((1.0, 1.0, 3.0, 10.0))
-    return tuple(base * rng.choice((1.0, slowest)) for _ in range(num_lanes))
+    return tuple(base * rng.choice((1.0, slowest)) for _ in range(num_collectors))
 
 
 def _rough_length_s(config: PaceConfig, collect_s: tuple[float, ...], train_s: float) -> float:
@@ -195,7 +199,7 @@ def _draw_faults(rng: Random, config: PaceConfig, length_s: float) -> Faults:
     return Faults(
         loss=rng.choice((0.0, 0.05, rng.uniform(0, 0.5))),
         replace_s=rng.choice((0.0, rng.uniform(0, 10.0))),
-        kills=tuple((time, rng.randrange(config.num_lanes)) for time in times(2)),
+        kills=tuple((time, rng.randrange(config.num_collectors)) for time in times(2)),
         publish_failure=rng.choice((0.0, 0.1, 0.5)),
         publish_breaks_at=rng.choice((None,) * 9 + (rng.randint(0, config.rounds + 1),)),
         crashes=tuple(times(2)) if rng.random() < 0.3 else (),

@@ -14,14 +14,17 @@ import os
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from random import Random
 from typing import Any
 
+import numpy as np
+
 from offbeat.errors import PromiseBroken
+from offbeat.pacing.actions import Action, Checkpoint, Evaluate, Finish, Issue, Publish, Train
 from offbeat.pacing.books import (
     BOUND,
     CONSERVATION,
@@ -35,40 +38,32 @@ from offbeat.pacing.books import (
 from offbeat.pacing.config import PaceConfig
 from offbeat.pacing.coordinator import Coordinator, Feasible
 from offbeat.pacing.deadlines import BoundBroken, feasible
-from offbeat.pacing.messages import (
-    Action,
-    Checkpoint,
-    Clock,
+from offbeat.pacing.events import (
+    CollectorDown,
+    CollectorUp,
     DialTurned,
     EvalDone,
-    Evaluate,
     Event,
-    Finish,
     GatesSet,
-    Issue,
-    LaneLost,
-    LaneReady,
-    Publish,
     Published,
     PublishFailed,
     RoundTrained,
     SegmentArrived,
     Signals,
     StopRequested,
-    Train,
 )
 from offbeat.pacing.schedules import Closing, Schedule, draw_schedule, steady_schedule
-from offbeat.types import Ticket
+from offbeat.types import Segment, Ticket
 
 _MOST_EVENTS = 100_000
 _MOST_LOSSES_PER_TICKET = 5
 _TOTALS = (
     *("rounds", "segments", "lost", "reissued", "publish_failures", "dial_turns"),
-    *("evaluations", "evaluations_skipped", "resumes", "gates_set", "steps"),
+    *("evaluations", "evaluations_skipped", "resumes", "gates_set", "steps", "batched"),
 )
 
 
-def lag_rule(deadlines: Counter[int], next_round: int, segments_per_round: int) -> bool:
+def lag_rule(deadlines: Mapping[int, int], next_round: int, segments_per_round: int) -> bool:
     """The usual check, for comparison: all that is outstanding fits before the newest deadline.
 
     It does not see that segments with an earlier deadline pile up behind a straggler.
@@ -77,7 +72,7 @@ def lag_rule(deadlines: Counter[int], next_round: int, segments_per_round: int) 
     return waiting == 0 or waiting <= segments_per_round * (max(deadlines) - next_round + 1)
 
 
-def no_rule(deadlines: Counter[int], next_round: int, segments_per_round: int) -> bool:
+def no_rule(deadlines: Mapping[int, int], next_round: int, segments_per_round: int) -> bool:
     """Allow everything, for comparison."""
     return True
 
@@ -89,7 +84,7 @@ _Happening = tuple[float, float, int, bool, Callable[..., None], tuple[Any, ...]
 
 
 @dataclass(slots=True)
-class _Lane:
+class _Collector:
     """A simulated collector. ``life`` counts its incarnations: what an older one had begun is void."""
 
     up: bool = False
@@ -106,10 +101,10 @@ class _Meter:
     collect_s: float = 0.0
     train_s: float = 0.0
 
-    def signals(self, now_s: float, num_lanes: int, ess: float) -> Signals:
-        """What a runtime would measure, and begin anew."""
+    def signals(self, now_s: float, num_collectors: int, ess: float) -> Signals:
+        """Return what a runtime would measure, and begin anew."""
         round_s = now_s - self.since_s
-        collect_idle = 1 - self.collect_s / (round_s * num_lanes) if round_s else 0.0
+        collect_idle = 1 - self.collect_s / (round_s * num_collectors) if round_s else 0.0
         train_idle = 1 - self.train_s / round_s if round_s else 0.0
         signals = Signals(round_s, self.collect_s, self.train_s, collect_idle, train_idle, ess)
         self.since_s, self.collect_s, self.train_s = now_s, 0.0, 0.0
@@ -133,6 +128,7 @@ class Simulation:
         self._make = make
         self._log = log
         self._rng = Random(schedule.seed)
+        self._step_rng = Random(f"steps of {schedule.seed}")
         self._heap: list[_Happening] = []
         self._pending = self._number = self._publishes = 0
         self._losses: Counter[int] = Counter()
@@ -173,8 +169,8 @@ class Simulation:
         faults = self.schedule.faults
         for at_s, degree in self.schedule.dial_turns:
             self._at(at_s, self._turn, degree, from_outside=True)
-        for at_s, lane in faults.kills:
-            self._at(at_s, self._kill, lane, from_outside=True)
+        for at_s, collector in faults.kills:
+            self._at(at_s, self._kill, collector, from_outside=True)
         for closing in self.schedule.closings:
             self._at(closing.at_s, self._close, closing, from_outside=True)
         for at_s in faults.crashes:
@@ -189,9 +185,11 @@ class Simulation:
         heapify(self._heap)
         self._pending = 0
         self._wake_at_s: float | None = None
+        self._inbox: list[Event] = []
+        self._is_step_planned = False
         self._is_thinking = False
         self._meter = _Meter(self.now_s)
-        self.lanes = [_Lane() for _ in range(config.num_lanes)]
+        self.collectors = [_Collector() for _ in range(config.num_collectors)]
         self.coordinator = self._make(config)
         self.books = Books(config, config.off_policy_degree, always_zero=config.off_policy_degree == 0)
         self.books.gates = gates_at_first(config)
@@ -204,15 +202,32 @@ class Simulation:
         self._carry_out(self.coordinator.start(self.now_s))
         if config.stepwise:  # what somebody who goes step by step wants holds for the whole run
             self._set_gates(self._gates)
-        for number in range(config.num_lanes):
+        for number in range(config.num_collectors):
             self._at(self._rng.uniform(0, self.schedule.start_s), self._up, number)
 
     # ------------------------------------------------------------ events and actions
 
     def _tell(self, event: Event) -> None:
-        if self._log is not None:
-            self._log(f"{self.now_s:10.3f}  {event}")
-        self._carry_out(self.coordinator.handle(event, self.now_s))
+        """Something happened: the driver's next step applies it."""
+        self._inbox.append(event)
+        self._step_soon()
+
+    def _step_soon(self) -> None:
+        """Let the driver take a step, at once or when it is no longer busy with the one before."""
+        if self.schedule.busy_s is None:
+            self._step()
+        elif not self._is_step_planned:
+            self._is_step_planned = True
+            self._at(self._step_rng.uniform(0, self.schedule.busy_s), self._step)
+
+    def _step(self) -> None:
+        """Apply everything that happened since the last step, then decide once."""
+        events, self._inbox, self._is_step_planned = self._inbox, [], False
+        self.totals["batched"] += len(events) if len(events) > 1 else 0
+        for event in events:
+            self._apply(event)
+        self._carry_out(self.coordinator.decide(self.now_s))
+        self.books.check(self.coordinator.counts())
         wake_at_s = self.coordinator.wake_at_s(self.now_s)
         if wake_at_s is not None and wake_at_s != self._wake_at_s:
             self._wake_at_s = wake_at_s
@@ -221,16 +236,26 @@ class Simulation:
             self._is_thinking = True
             self._at(self.schedule.think_s * self._rng.random(), self._act)
 
+    def _apply(self, event: Event) -> None:
+        if self._log is not None:
+            self._log(f"{self.now_s:10.3f}  {event}")
+        actions = self.coordinator.apply(event, self.now_s)
+        if any(type(action) is not Publish for action in actions):
+            raise Violation(CONTRACT, f"{event} led to {actions} before a decision")
+        self._carry_out(actions)
+        if isinstance(event, RoundTrained):
+            self.degrees.append(self.coordinator.degree)
+
     def _carry_out(self, actions: Sequence[Action]) -> None:
-        degree = self.books.degree(self.coordinator.degree)
         finish = None
         for action in actions:
             if self._log is not None:
                 self._log(f"{'':10}  -> {action}")
             match action:
                 case Issue(ticket):
-                    self._collect(ticket, degree)
+                    self._collect(ticket)
                 case Train():
+                    degree = self.books.degree(self.coordinator.degree)
                     ess = 1 - self.schedule.ess_cost * self.books.train(action, degree)
                     self._at(self._spread(self.schedule.train_s), self._end_round, self.now_s, ess)
                 case Publish(version):
@@ -268,57 +293,59 @@ class Simulation:
     # ------------------------------------------------------------ collectors
 
     def _up(self, number: int) -> None:
-        self.lanes[number].up = True
-        self._tell(LaneReady(number))
+        self.collectors[number].up = True
+        self._tell(CollectorUp(number))
 
-    def _collect(self, ticket: Ticket, degree: int) -> None:
-        lane = self.lanes[ticket.collector]
-        if not lane.up:
+    def _collect(self, ticket: Ticket) -> None:
+        collector = self.collectors[ticket.collector]
+        if not collector.up:
             raise Violation(CONTRACT, f"{ticket} issued to a collector that is down")
-        self.books.issue(ticket, degree, not lane.line, self.now_s)
+        degree = self.books.degree(self.coordinator.degree)
+        self.books.issue(ticket, degree, not collector.line, self.now_s)
         self.totals["reissued" if ticket.attempt else "segments"] += 1
-        lane.line.append(ticket)
-        if len(lane.line) == 1:
+        collector.line.append(ticket)
+        if len(collector.line) == 1:
             self._begin_ticket(ticket.collector)
 
     def _begin_ticket(self, number: int) -> None:
-        lane, rng = self.lanes[number], self._rng
-        ticket, seconds = lane.line[0].number, self._spread(self.schedule.collect_s[number])
-        lane.busy_since_s = self.now_s
+        collector, rng = self.collectors[number], self._rng
+        ticket, seconds = collector.line[0].number, self._spread(self.schedule.collect_s[number])
+        collector.busy_since_s = self.now_s
         if rng.random() < self.schedule.faults.loss and self._losses[ticket] < _MOST_LOSSES_PER_TICKET:
             self._losses[ticket] += 1
-            self._at(seconds * rng.random(), self._die, number, lane.life)
+            self._at(seconds * rng.random(), self._die, number, collector.life)
         else:
-            self._at(seconds, self._arrive, number, lane.life)
+            self._at(seconds, self._arrive, number, collector.life)
 
-    def _count_busy(self, lane: _Lane) -> None:
-        self._meter.collect_s += self.now_s - max(lane.busy_since_s, self._meter.since_s)
+    def _count_busy(self, collector: _Collector) -> None:
+        self._meter.collect_s += self.now_s - max(collector.busy_since_s, self._meter.since_s)
 
     def _arrive(self, number: int, life: int) -> None:
-        lane = self.lanes[number]
-        if life != lane.life:
+        collector = self.collectors[number]
+        if life != collector.life:
             return
-        self._count_busy(lane)
-        ticket = lane.line.popleft()
-        if lane.line:
+        self._count_busy(collector)
+        ticket = collector.line.popleft()
+        if collector.line:
             self._begin_ticket(number)
         newer = self.books.published if self._rng.random() < self.schedule.newer else None
-        self._tell(SegmentArrived(ticket.number, self.books.arrive(ticket.number, newer)))
+        version = self.books.arrive(ticket.number, newer)
+        self._tell(SegmentArrived(Segment(ticket, None, np.array([version]))))
 
     def _die(self, number: int, life: int) -> None:
-        lane = self.lanes[number]
-        if life != lane.life or not lane.up:
+        collector = self.collectors[number]
+        if life != collector.life or not collector.up:
             return
-        if lane.line:
-            self._count_busy(lane)
-        lane.line.clear()
-        lane.up, lane.life = False, life + 1
+        if collector.line:
+            self._count_busy(collector)
+        collector.line.clear()
+        collector.up, collector.life = False, life + 1
         self.totals["lost"] += self.books.lose(number)
-        self._tell(LaneLost(number))
+        self._tell(CollectorDown(number))
         self._at(self.schedule.faults.replace_s, self._up, number)
 
     def _kill(self, number: int) -> None:
-        self._die(number, self.lanes[number].life)
+        self._die(number, self.collectors[number].life)
 
     # ------------------------------------------------------------ learner, publisher, evaluator
 
@@ -326,13 +353,11 @@ class Simulation:
         self.books.end_round()
         self.totals["rounds"] += 1
         self._meter.train_s += self.now_s - started_s
-        for lane in self.lanes:
-            if lane.line:
-                self._count_busy(lane)
-        signals = self._meter.signals(self.now_s, len(self.lanes), ess)
-        self._tell(RoundTrained(self.books.version, signals))
-        self.books.check(self.coordinator.counts())
-        self.degrees.append(self.coordinator.degree)
+        for collector in self.collectors:
+            if collector.line:
+                self._count_busy(collector)
+        signals = self._meter.signals(self.now_s, len(self.collectors), ess)
+        self._tell(RoundTrained(self.books.version, signals=signals))
 
     def _end_publish(self, version: int) -> None:
         faults, books = self.schedule.faults, self.books
@@ -377,8 +402,10 @@ class Simulation:
         return None if self._gates.collect else GatesSet(collect=True, until=until)
 
     def _act(self) -> None:
+        if self._inbox:  # whoever goes step by step sees the run as it is now
+            self._step()
         self._is_thinking = False
-        if (gates := self._next_gates()) is not None:
+        if self.finish is None and (gates := self._next_gates()) is not None:
             self.totals["steps"] += (gates.until or 0) > self.books.version
             self._set_gates(gates)
 
@@ -386,7 +413,7 @@ class Simulation:
 
     def _wake(self) -> None:
         self._wake_at_s = None
-        self._tell(Clock())
+        self._step_soon()
 
     def _turn(self, degree: int) -> None:
         self.totals["dial_turns"] += 1

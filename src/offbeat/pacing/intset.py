@@ -1,0 +1,60 @@
+"""A set of small integers that finds its next member from any point on, whatever its size."""
+
+from __future__ import annotations
+
+_BITS = 10  # of a member within its word: words of 1,024 bits keep both levels short up to 10^6 members
+
+
+class IntSet:
+    """A set of integers >= 0 with `next_from`: one bit for each member in words, one for each word.
+
+    Example: ``IntSet`` with members 2 and 5: ``next_from(3)`` is 5, ``next_from(6)`` is 2.
+    """
+
+    __slots__ = ("_len", "_used", "_words")
+
+    def __init__(self) -> None:
+        self._words: dict[int, int] = {}
+        self._used = 0  # bit i: word i has members
+        self._len = 0
+
+    def __len__(self) -> int:
+        return self._len
+
+    def __contains__(self, member: int) -> bool:
+        word = self._words.get(member >> _BITS, 0)
+        return bool(word >> (member & (1 << _BITS) - 1) & 1)
+
+    def add(self, member: int) -> None:
+        """Add a member; nothing changes when it is one already."""
+        if member not in self:
+            place = member >> _BITS
+            self._words[place] = self._words.get(place, 0) | 1 << (member & (1 << _BITS) - 1)
+            self._used |= 1 << place
+            self._len += 1
+
+    def discard(self, member: int) -> None:
+        """Remove a member; nothing changes when it is none."""
+        if member in self:
+            place = member >> _BITS
+            self._words[place] ^= 1 << (member & (1 << _BITS) - 1)
+            self._len -= 1
+            if not self._words[place]:
+                del self._words[place]
+                self._used ^= 1 << place
+
+    def next_from(self, start: int) -> int | None:
+        """Return the smallest member >= ``start``, else the smallest of all; None when there is none."""
+        if not self._len:
+            return None
+        place = start >> _BITS
+        if here := self._words.get(place, 0) >> (start & (1 << _BITS) - 1):
+            return start + _lowest(here)
+        above = self._used >> (place + 1)
+        place = place + 1 + _lowest(above) if above else _lowest(self._used)
+        return (place << _BITS) + _lowest(self._words[place])
+
+
+def _lowest(bits: int) -> int:
+    """Return the place of the lowest bit that is set."""
+    return (bits & -bits).bit_length() - 1
