@@ -1,0 +1,1 @@
+"""Slow and simple implementations that fast ones are compared with."""

@@ -9,19 +9,24 @@ import pytest
 
 from offbeat.errors import ConfigError, PromiseBroken
 from offbeat.pacing import AUTO, Coordinator, Counts
-from offbeat.pacing.actions import Action, Finish, Issue, Publish, Train
+from offbeat.pacing.actions import Action, Checkpoint, Evaluate, Finish, Issue, Publish, Train
 from offbeat.pacing.deadlines import BoundBroken
 from offbeat.pacing.events import (
     CollectorDown,
     CollectorUp,
     DialTurned,
+    Event,
+    HealthChanged,
+    Issued,
+    Notice,
     Published,
     RoundTrained,
     SegmentDropped,
     Signals,
+    Started,
 )
 from offbeat.pacing.ledger import RUNNING
-from offbeat.seeding import derive_seed
+from offbeat.seeding import derive_seed, reseed
 from offbeat.types import Ticket
 
 from .pacing_steps import arrive, arrived, begin, end_round, make, of_type, step, tickets
@@ -477,3 +482,65 @@ def test_who_waits_for_whom() -> None:
     assert "still out: ticket 0 on collector 0" in coordinator.waiting_for()
     arrive(coordinator, 0)
     assert coordinator.waiting_for() == "round 0 is being trained by the learner"
+
+
+# ---------------------------------------------------------------- several events, one decision
+
+
+def test_nothing_but_a_publish_comes_before_the_decision() -> None:
+    coordinator = make(num_collectors=2, off_policy_degree=1, checkpoint_interval=1, eval_interval=1)
+    begin(coordinator)
+    arrive(coordinator, 0)
+    assert coordinator.apply(arrived(1, 0), 0.0) == ()
+    assert list(coordinator.apply(RoundTrained(1), 0.0)) == [Publish(1)]
+    assert coordinator.apply(Published(1), 0.0) == ()
+    assert coordinator.decide(0.0) == [Checkpoint(1), Evaluate(1, blocking=True)]
+    assert coordinator.decide(0.0) == []
+
+
+def test_what_arrived_together_is_decided_about_together() -> None:
+    coordinator = make(segments_per_round=2, num_collectors=4, off_policy_degree=1)
+    begin(coordinator)
+    for number in (3, 0, 2):
+        assert coordinator.apply(arrived(number, 0), 0.0) == ()
+    assert coordinator.decide(0.0) == [Train(0, (0, 2), 1)]
+
+
+def test_events_that_change_no_decision_are_ignored() -> None:
+    coordinator = make()
+    begin(coordinator)
+    before = coordinator.state_dict()
+    ignored: list[Event] = [
+        Notice("a line"),
+        HealthChanged("learner", "up"),
+        Issued(ticket(0, 0, 0)),
+        Started(),
+    ]
+    assert [action for event in ignored for action in step(coordinator, event)] == []
+    assert coordinator.state_dict() == before
+
+
+def test_a_collector_holds_as_many_tickets_as_it_wants() -> None:
+    coordinator = make(segments_per_round=8, num_collectors=2, off_policy_degree=1)
+    coordinator.start(0.0)
+    coordinator.apply(Published(0), 0.0)
+    assert [t.collector for t in tickets(step(coordinator, CollectorUp(0, capacity=2)))] == [0, 0]
+    assert [t.collector for t in tickets(step(coordinator, CollectorUp(1, capacity=3)))] == [1, 1, 1]
+    assert [t.collector for t in tickets(step(coordinator, CollectorUp(0, capacity=4)))] == [0, 0]
+    assert tickets(step(coordinator, CollectorUp(0, capacity=1))) == [], "sent again, with another number"
+    assert tickets(arrive(coordinator, 0, 1, 5)) == []
+    assert [t.collector for t in tickets(arrive(coordinator, 6))] == [0]
+
+
+def test_a_run_that_went_back_gets_other_seeds_also_for_tickets_that_it_issues_again() -> None:
+    coordinator = make(num_collectors=2, segments_per_round=2)
+    first, second = tickets(begin(coordinator))
+    again = make(num_collectors=2, segments_per_round=2)
+    again.load_state_dict(coordinator.state_dict())
+    again.rollbacks = 3
+    issued = tickets(begin(again))
+    assert [t.seed for t in issued] == [reseed(first.seed, 3), reseed(second.seed, 3)]
+    arrive(again, 0, 1)
+    assert [t.seed for t in tickets(end_round(again))] == [
+        reseed(derive_seed(0, "collect", number), 3) for number in (2, 3)
+    ]

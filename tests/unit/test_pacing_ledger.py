@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat.errors import PromiseBroken
+from offbeat.pacing.intset import IntSet
 from offbeat.pacing.ledger import DROPPED, LOST, READY, RUNNING, TRAINED, Counts, Ledger
 from offbeat.types import Ticket
 
@@ -99,3 +100,82 @@ def test_a_torn_state_is_noticed() -> None:
     torn.load_state_dict(state)
     with pytest.raises(PromiseBroken, match="not conserved"):
         torn.check()
+
+
+def aged(finished: int, outstanding: int = 10) -> Ledger:
+    """A ledger of a run that has trained so many tickets, one in ten dropped, and has some outstanding."""
+    trained = finished - finished // 10
+    rows = [[finished + i, i, 3, 4, i, 0] for i in range(outstanding)]
+    ledger = Ledger()
+    ledger.load_state_dict(
+        {
+            "issued": finished + outstanding,
+            "trained": trained,
+            "dropped": finished // 10,
+            "running": rows[2:],
+            "ready": rows[:1],
+            "lost": rows[1:2],
+        }
+    )
+    return ledger
+
+
+def size_of(value: object) -> int:
+    """Number of values inside."""
+    if isinstance(value, dict):
+        return sum(map(size_of, value.values()))
+    if isinstance(value, list | set | frozenset | IntSet):
+        return sum(map(size_of, value)) if isinstance(value, list) else len(value)
+    return 1
+
+
+def test_forgets_what_is_finished() -> None:
+    """After 10^7 tickets a saved state, and what is at hand, is as small as after 10^2."""
+    young, old = aged(100), aged(10**7)
+    assert old.check().trained == 9 * 10**6
+    assert size_of(old.state_dict()) == size_of(young.state_dict())
+    assert size_of(vars(old)) == size_of(vars(young))
+
+
+def test_keeps_no_trace_of_tickets_that_came_and_went() -> None:
+    ledger = Ledger()
+    sizes = set()
+    for version in range(200):
+        numbers = range(4 * version, 4 * version + 4)
+        for number in numbers:
+            ledger.issue(Ticket(number, number % 4, version, version + 2, seed=0))
+            ledger.arrive(number)
+        ledger.drop(numbers[0])
+        train(ledger, *numbers[1:])
+        sizes.add((size_of(vars(ledger)), size_of(ledger.state_dict())))
+    assert len(sizes) == 1
+    assert ledger.check() == Counts(issued=800, running=0, ready=0, trained=600, dropped=200, lost=0)
+
+
+def test_reads_a_state_that_held_every_ticket_ever_issued() -> None:
+    statuses = bytes([TRAINED, DROPPED, READY, LOST, RUNNING, READY]).decode("latin-1")
+    rows = [[4, 0, 1, 2, 99, 0], [5, 1, 1, 2, 98, 0], [2, 1, 0, 1, 97, 1], [3, 0, 1, 3, 96, 2]]
+    ledger = Ledger()
+    ledger.load_state_dict({"status": statuses, "live": rows})
+    assert ledger.check() == Counts(issued=6, running=1, ready=2, trained=1, dropped=1, lost=1)
+    assert ledger.arrived() == [5, 2], "in order of arrival"
+    assert ledger.ticket(2) == Ticket(2, 1, 0, 1, 97, 1)
+    assert ledger.waiting == {1: 1, 2: 2, 3: 1}
+    assert (list(ledger.lost_on(0)), ledger.num_running_on(0)) == ([3], 1)
+
+
+def test_a_finished_ticket_is_not_at_hand() -> None:
+    with pytest.raises(PromiseBroken, match="ticket 7 is finished"):
+        aged(100).ticket(7)
+
+
+def test_the_earliest_deadlines_come_first_and_then_the_smallest_numbers() -> None:
+    ledger = Ledger()
+    for number, deadline in enumerate([5, 3, 5, 3, 4, 5]):
+        ledger.issue(Ticket(number, 0, 0, deadline, seed=0))
+    for number in (5, 4, 3, 2, 0):
+        ledger.arrive(number)
+    assert list(ledger.earliest(4).items()) == [(3, 1), (4, 1), (5, 2)]
+    assert ledger.pick(ledger.earliest(4)) == (0, 2, 3, 4)
+    assert ledger.earliest(2) == {3: 1, 4: 1}
+    assert ledger.first_arrived(2) == (4, 5)

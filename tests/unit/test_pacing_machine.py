@@ -35,6 +35,8 @@ picks = st.integers(0, 1000)
 class AnyOrder(RuleBasedStateMachine):
     """Plays runtime, learner, publisher and evaluator, and keeps its own sets of tickets."""
 
+    make: type[Coordinator] = Coordinator
+
     @initialize(
         degree=st.integers(AUTO, 3),
         size=st.integers(1, 3),
@@ -77,7 +79,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.dropped: set[int] = set()
         self.ready: dict[int, int] = {}
         self.trained: set[int] = set()
-        self.reset(Coordinator(self.config))
+        self.reset(self.make(self.config))
 
     def reset(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
@@ -240,7 +242,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(kept=st.booleans())
     def run_dies_and_resumes(self, kept: bool) -> None:
         state = json.loads(json.dumps(self.coordinator.state_dict()))
-        fresh = Coordinator(self.config)
+        fresh = self.make(self.config)
         fresh.load_state_dict(state, None if kept else ())
         self.lost |= self.running
         self.running = set()

@@ -12,7 +12,7 @@ import pytest
 
 from offbeat.pacing import Coordinator, PaceConfig
 from offbeat.pacing.actions import Action, Issue
-from offbeat.pacing.books import BOUND, CONSERVATION, CONTRACT, DEADLOCK, KINDS
+from offbeat.pacing.books import BOUND, CONSERVATION, CONTRACT, DEADLOCK, KINDS, Violation
 from offbeat.pacing.events import Event, GatesSet
 from offbeat.pacing.schedules import Faults, Schedule, draw_schedule
 from offbeat.pacing.simulate import (
@@ -221,6 +221,47 @@ def test_a_step_that_dies_is_done_again_from_the_checkpoint_on_although_collecti
     assert simulation.totals["rounds"] == 6 + 1
     assert simulation.totals["steps"] == 6
     assert run_schedule(schedule, Unhelpful).totals[DEADLOCK] == 1
+
+
+# ---------------------------------------------------------------- steps of a driver
+
+
+def with_driver(busy_s: float | None, schedules: int = 100, **changes: Any) -> list[Schedule]:
+    drawn = (draw_schedule(seed) for seed in range(schedules))
+    return [replace(schedule, busy_s=busy_s, **changes) for schedule in drawn]
+
+
+@pytest.mark.parametrize("busy_s", [None, 0.0, 0.2, 5.0])
+def test_the_promises_hold_however_long_the_driver_is_busy(busy_s: float | None) -> None:
+    report = Report()
+    for schedule in with_driver(busy_s):
+        report.add(run_schedule(schedule))
+    assert report.failures == []
+    assert (report.totals["batched"] > 0) == (busy_s is not None)
+
+
+def test_what_happens_at_once_is_one_step_of_a_driver_that_is_never_busy() -> None:
+    config = PaceConfig(rounds=3, segments_per_round=4, num_collectors=4, off_policy_degree=1)
+    schedule = Schedule(config, 0, collect_s=(1.0,) * 4, busy_s=0.0)
+    assert run_schedule(schedule).totals["batched"] > 0
+    assert run_schedule(replace(schedule, busy_s=None)).totals["batched"] == 0
+
+
+class Sleepy(Simulation):
+    """Wakes up as the coordinator asked, and does not let it decide."""
+
+    def _wake(self) -> None:
+        self._wake_at_s = None
+
+
+def test_a_driver_that_does_not_decide_when_it_wakes_up_waits_for_ever() -> None:
+    kinds: Counter[str] = Counter()
+    for schedule in with_driver(None, 150, closings=()):
+        try:
+            Sleepy(schedule).run()
+        except Violation as violation:
+            kinds[violation.kind] += 1
+    assert kinds.keys() == {DEADLOCK}
 
 
 # ---------------------------------------------------------------- command line
