@@ -386,7 +386,7 @@ class Coordinator:
         actions: list[Action] = []
         if self._finished:
             return actions
-        if self._round_ended:  # only now is the learner idle for sure
+        if self._round_ended:  # what its end made due comes before the next round begins
             self._round_ended = False
             self._checkpoint_if_due(now_s, actions)
             self._evaluate_if_due(actions)
