@@ -20,10 +20,10 @@ from typing import Literal
 
 from common import ONE_THREAD, conclude, offbeat_command, parser, say
 
-from offbeat import launch
 from offbeat.checkpoint import CheckpointManager
 from offbeat.envs.connect4.baselines import play_games
 from offbeat.observe.events import read_rounds
+from offbeat.run import start
 
 BAR_MINIMAX, BAR_RANDOM, BAR_MINUTES = 0.6, 0.98, 90.0
 OPPONENTS = ("random", *(f"minimax:{depth}" for depth in range(1, 7)))
@@ -40,7 +40,7 @@ def train(run_dir: Path, settings: list[str]) -> None:
 def play(run_dir: Path, games: int) -> dict[str, dict[str, dict[str, float]]]:
     """Shares of games won and drawn, by opponent and by how it decides between equal moves."""
     weights = CheckpointManager(run_dir / "checkpoints").load().weights
-    player = launch.make_roles(launch.load_again(run_dir, ())).policy(weights)
+    player = start.make_roles(start.load_for_resume(run_dir, ())).policy(weights)
     found: dict[str, dict[str, dict[str, float]]] = {}
     for opponent in OPPONENTS:
         found[opponent] = {}

@@ -35,11 +35,13 @@ from typing import Any, Literal
 import numpy as np
 from common import conclude, median, parser, say
 
-from offbeat.pipeline import Pipeline
+from offbeat.config.models import RuntimeConfig
+from offbeat.pacing.events import CollectorUp, Published, SegmentArrived
+from offbeat.pipeline import Pipeline, Settings
 from offbeat.roles import PerWorker, WorkerContext
-from offbeat.runtime.base import CollectorUp, LaneStart, Plan, SegmentReady, WeightsOut
 from offbeat.runtime.processes import ProcessRuntime
-from offbeat.runtime.shared import OpenBlocks, WeightsWriter
+from offbeat.runtime.shared import Address, WeightsWriter
+from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.runtime.worker import Weights
 from offbeat.types import Array, ArraySpec, Batch, Metrics, Segment, StateTree, Ticket
 
@@ -165,15 +167,14 @@ class Reader:
 def hand_over(num_bytes: int, copies: Copies, count: int) -> float:
     """Bytes per second from the workers to this process through the runtime alone."""
     reader, runtime = Reader(num_bytes, copies), ProcessRuntime()
-    plan = Plan(
+    spec = RunSpec(
         collect=PerWorker(MakeWriter(num_bytes, copies)),
         learn=PerWorker(lambda context: reader),
         evaluate=None,
-        num_lanes=NUM_WORKERS,
-        seed=0,
+        settings=Settings(runtime=RuntimeConfig(num_workers=NUM_WORKERS)),
     )
     try:
-        runtime.start(plan, [LaneStart()] * NUM_WORKERS, None)
+        runtime.start(spec, [CollectorState()] * NUM_WORKERS, None)
         runtime.publish(0)
         _until_ready(runtime)
         arrived_s = _pump(runtime, reader, count)
@@ -185,7 +186,7 @@ def hand_over(num_bytes: int, copies: Copies, count: int) -> float:
 def _until_ready(runtime: ProcessRuntime) -> None:
     expected, give_up_s = NUM_WORKERS + 1, time.perf_counter() + 60
     while expected > 0:
-        expected -= sum(isinstance(found, CollectorUp | WeightsOut) for found in runtime.wait(0.25))
+        expected -= sum(isinstance(found, CollectorUp | Published) for found in runtime.wait(0.25))
         if time.perf_counter() > give_up_s:
             raise SystemExit("the workers did not start within 60 s")
 
@@ -198,11 +199,11 @@ def _pump(runtime: ProcessRuntime, reader: Reader, count: int) -> list[float]:
     while len(taken_s) < count:
         if time.perf_counter() > give_up_s:
             raise SystemExit(f"only {len(taken_s)} of {count} segments came within 120 s")
-        for happening in runtime.wait(0.25):
-            if not isinstance(happening, SegmentReady):
-                raise SystemExit(f"a worker is gone: {happening}")
-            ticket = happening.segment.ticket
-            reader.take(happening.segment)
+        for event in runtime.wait(0.25):
+            if not isinstance(event, SegmentArrived):
+                raise SystemExit(f"a worker is gone: {event}")
+            ticket = event.segment.ticket
+            reader.take(event.segment)
             taken_s.append(time.perf_counter())
             runtime.release([ticket.number])
             number += 1
@@ -293,7 +294,7 @@ def report_segments(num_bytes: int, figures: Mapping[str, float]) -> None:
 
 def serve_weights(connection: Connection) -> None:
     """A worker: copy, check and load the weights it is told of; answer with how long that took."""
-    weights = Weights(OpenBlocks(), timeout_s=30.0)
+    weights = Weights(timeout_s=30.0)
     while (message := connection.recv()) is not None:
         version, address = message
         started_s = time.perf_counter()
@@ -325,7 +326,7 @@ class Audience:
             connection.send(None)
             process.join(10)
 
-    def tell(self, version: int, address: str) -> list[float]:
+    def tell(self, version: int, address: Address | None) -> list[float]:
         """Wake all workers and wait for all answers; return the seconds each one worked."""
         for connection in self.connections:
             connection.send((version, address))
@@ -350,7 +351,7 @@ def weights_part(publishes: int) -> dict[str, float]:
     with Audience() as audience:
         for version in range(publishes + 20):
             times["memcpy"].append(memcpy.time_one())
-            times["wake"].append(_timed(lambda: audience.tell(0, "")))
+            times["wake"].append(_timed(lambda: audience.tell(0, None)))
             started_s = time.perf_counter()
             writer.publish(version, weights)
             times["publish"].append(time.perf_counter() - started_s)

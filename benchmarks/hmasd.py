@@ -26,10 +26,10 @@ from common import conclude, median, offbeat_command, parser, say
 from seeds import Figures, Finished, add_options, measured
 
 import offbeat
-from offbeat import launch
 from offbeat.checkpoint import CheckpointManager
 from offbeat.envs.teams import make_team, random_actions
 from offbeat.roles import WorkerContext
+from offbeat.run import start
 
 RECIPES = {
     "hmasd": ("alice-bob-hmasd",),
@@ -56,8 +56,8 @@ def judge(run_dir: Path, games: int) -> dict[str, float]:
 def judge_drawn(run_dir: Path, games: int) -> float:
     """Mean return of the same weights when actions are drawn and not the most likely ones."""
     wanted = ("eval.deterministic=false", f"eval.episodes={games}")
-    config = launch.load(run_dir / "config.yaml", wanted)
-    evaluator = launch.make_roles(config).evaluate.make(WorkerContext(collector=0, num_collectors=1, seed=1))
+    config = start.load(run_dir / "config.yaml", wanted)
+    evaluator = start.make_roles(config).evaluate.make(WorkerContext(collector=0, num_collectors=1, seed=1))
     weights = CheckpointManager(run_dir / "checkpoints").load().weights
     return float(evaluator.evaluate(weights, 1)["eval/return_mean"])
 

@@ -31,8 +31,8 @@ from common import conclude, median, parser, say
 from seeds import Figures, Finished, add_options, measured
 
 import offbeat
-from offbeat import launch
-from offbeat.roles import Alone, WorkerContext
+from offbeat.roles import SingleRank, WorkerContext
+from offbeat.run import start
 from offbeat.types import Ticket
 
 RECIPES = {
@@ -83,8 +83,8 @@ def collecting(seconds: float) -> float:
         *RECIPES["unizero"],
         overrides={"env.num_envs": NUM_ENVS, "algorithm.search.num_simulations": NUM_SIMULATIONS},
     )
-    roles = launch.make_roles(config)
-    weights = roles.learner(Alone()).weights()
+    roles = start.make_roles(config)
+    weights = roles.learner(SingleRank()).weights()
     collector = roles.collect.make(WorkerContext(collector=0, num_collectors=1, seed=1))
     collector.collect(Ticket(0, 0, 0, 0, 0), weights)
     started_s, steps, number = time.process_time(), 0, 0

@@ -30,7 +30,7 @@ import offbeat
 from offbeat import algorithms
 from offbeat.algorithms.ppo import PPOConfig
 from offbeat.config.models import RunConfig
-from offbeat.roles import Alone, Learner, WorkerContext
+from offbeat.roles import Learner, SingleRank, WorkerContext
 from offbeat.seeding import derive_seed
 from offbeat.types import Batch, Segment, Ticket
 
@@ -80,7 +80,7 @@ def settings_of(recipe: str) -> tuple[RunConfig, RunConfig]:
 def enter(config: RunConfig) -> Contestant:
     """Make a run's learner, and collect what it will train on."""
     roles = algorithms.find(config.algorithm.name).build(config)
-    learner = roles.learner(Alone())
+    learner = roles.learner(SingleRank())
     collector = roles.collect.make(WorkerContext(0, 1, 0))
     weights = learner.weights()
     tickets = [Ticket(number, 0, 0, 1, derive_seed(0, "collect", number)) for number in range(POOL)]

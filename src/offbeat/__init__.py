@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from offbeat.algorithms import register
     from offbeat.api import Result, digest, evaluate, play, replay_run, resume, train
     from offbeat.config.models import RunConfig
     from offbeat.observe.callbacks import Callback
     from offbeat.pipeline import Pipeline
-    from offbeat.playing import PlayResult
     from offbeat.roles import PerWorker
-    from offbeat.sync_run import SyncRun
+    from offbeat.run.playing import PlayResult
+    from offbeat.run.stepwise import SyncRun
     from offbeat.types import Batch, Segment, Ticket
 
 __version__ = "0.1.0"
@@ -38,6 +39,7 @@ __all__ = [
     "evaluate",
     "load_config",
     "play",
+    "register",
     "replay_run",
     "resume",
     "train",
@@ -48,14 +50,15 @@ _HOMES = {
     "Callback": "offbeat.observe.callbacks",
     "PerWorker": "offbeat.roles",
     "Pipeline": "offbeat.pipeline",
-    "PlayResult": "offbeat.playing",
+    "PlayResult": "offbeat.run.playing",
     "Result": "offbeat.api",
     "Segment": "offbeat.types",
-    "SyncRun": "offbeat.sync_run",
+    "SyncRun": "offbeat.run.stepwise",
     "Ticket": "offbeat.types",
     "digest": "offbeat.api",
     "evaluate": "offbeat.api",
     "play": "offbeat.api",
+    "register": "offbeat.algorithms",
     "replay_run": "offbeat.api",
     "resume": "offbeat.api",
     "train": "offbeat.api",

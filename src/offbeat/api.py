@@ -7,20 +7,40 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offbeat import algorithms, launch
+from offbeat import algorithms
 from offbeat.algorithms.judging import MAX_EPISODE_STEPS
 from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
-from offbeat.config.models import RunConfig
-from offbeat.launch import Overrides, Result
+from offbeat.config.models import RunConfig, RuntimeKind
 from offbeat.observe.callbacks import Callback
-from offbeat.recording import learner_digest
-from offbeat.replaying import ReplayReport
+from offbeat.pipeline import ReplayReport
 from offbeat.roles import WorkerContext
+from offbeat.run.directory import (
+    UNTIL,
+    Overrides,
+    copy_description,
+    existing,
+    joined,
+    until_version,
+)
+from offbeat.run.saving import learner_digest
+from offbeat.run.start import (
+    Result,
+    few_threads,
+    load,
+    load_for_resume,
+    make_pipeline,
+    make_roles,
+    prepare_resume,
+    prepare_run,
+    remove_dir_if_refused,
+    run_to_completion,
+)
+from offbeat.runtime.clock import SystemClock
 from offbeat.seeding import derive_seed
 from offbeat.types import Metrics
 
 if TYPE_CHECKING:
-    from offbeat.playing import PlayResult, Watch
+    from offbeat.run.playing import PlayResult, Watch
 
 __all__ = ["Result", "digest", "evaluate", "play", "replay_run", "resume", "train"]
 
@@ -43,10 +63,10 @@ def train(
         "run.rounds": rounds,
         "run.seed": seed,
     }
-    chosen = launch.joined(overrides, named)
-    start = launch.start_anew(recipe, chosen, launch.load(recipe, chosen))
-    with launch.without_trace(start):
-        return _to_the_end(start, callbacks)
+    chosen, clock = joined(overrides, named), SystemClock()
+    prepared = prepare_run(recipe, chosen, load(recipe, chosen), clock)
+    with remove_dir_if_refused(prepared):
+        return run_to_completion(prepared, callbacks, clock)
 
 
 def resume(
@@ -59,16 +79,9 @@ def resume(
 
     Overrides stay with the run: what comes after them goes on with them, also in its replay.
     """
-    config = launch.load_again(run_dir, overrides or ())
-    return _to_the_end(launch.start_again(run_dir, overrides or (), config), callbacks)
-
-
-def _to_the_end(start: launch.Start, callbacks: Sequence[Callback]) -> Result:
-    with launch.opened(start, callbacks) as opened:
-        while not opened.run.finished:
-            opened.run.step()
-        report = opened.run.report()
-    return opened.result(report)
+    config = load_for_resume(run_dir, overrides or ())
+    prepared = prepare_resume(run_dir, overrides or (), config)
+    return run_to_completion(prepared, callbacks, SystemClock())
 
 
 def evaluate(
@@ -83,14 +96,14 @@ def evaluate(
 
     ``overrides`` are settings that a resumed run may have too; they hold for this judgement only.
     """
-    directory = launch.existing(run_dir)
-    chosen = launch.joined(overrides, {"eval.episodes": episodes})
-    config = launch.load_again(directory, chosen)
+    directory = existing(run_dir)
+    chosen = joined(overrides, {"eval.episodes": episodes})
+    config = load_for_resume(directory, chosen)
     manager = CheckpointManager(directory / "checkpoints")
     saved = _load(manager, manager.best() if best else None)
     seed = derive_seed(config.run.seed, "evaluate", saved.version) if seed is None else seed
     context = WorkerContext(collector=0, num_collectors=1, seed=seed)
-    evaluator = launch.make_roles(config).evaluate.make(context)
+    evaluator = make_roles(config).evaluate.make(context)
     return {"eval/version": float(saved.version), **evaluator.evaluate(saved.weights, seed)}
 
 
@@ -116,10 +129,10 @@ def play(
 
     Example: ``offbeat.play("runs/lines", out="lines.mp4", against="greedy").scores``.
     """
-    from offbeat import playing
+    from offbeat.run import playing
 
-    directory = launch.existing(run_dir)
-    config = launch.load(directory / "config.yaml")
+    directory = existing(run_dir)
+    config = load(directory / "config.yaml")
     wishes = playing.Wishes(
         episodes=episodes,
         seed=config.run.seed if seed is None else seed,
@@ -133,24 +146,38 @@ def play(
     )
     manager = CheckpointManager(directory / "checkpoints")
     saved = _load(manager, manager.best() if best else None)
-    policy = launch.make_roles(config).policy(saved.weights)
+    policy = make_roles(config).policy(saved.weights)
     show = algorithms.find(config.algorithm.name).show
     return playing.play(config.eval_env, policy, saved.version, wishes, show)
 
 
-def replay_run(run_dir: str | Path, tell: Callable[[int, int], None] | None = None) -> ReplayReport:
-    """Repeat a run serially from its schedule and compare the weights with its newest checkpoint's.
+def replay_run(
+    run_dir: str | Path,
+    on_round: Callable[[int, int], None] | None = None,
+    *,
+    runtime: RuntimeKind = "inline",
+    until: int | None = None,
+    out: str | Path | None = None,
+) -> ReplayReport:
+    """Repeat a run from its schedule and compare its weights with the recorded ones.
 
-    ``tell(version, rounds)`` is called after each of the rounds.
+    It ends at the first round whose published weights differ, which the report names. ``until`` stops at this
+    version and leaves a run directory at ``out`` (by default beside the run) that can be resumed, evaluated
+    and played. ``on_round(version, rounds)`` is called after each round.
     """
-    directory = launch.existing(run_dir)
-    earlier = sorted(directory.glob(launch.UNTIL.format("*")))
-    configs = [launch.load(path) for path in (*earlier, directory / "config.yaml")]
-    pipelines = [launch.make_pipeline(config, directory, "", ()) for config in configs]
-    changes = [launch.until_version(path) for path in earlier]
-    later = [(version, pipeline.plan()) for version, pipeline in zip(changes, pipelines[1:], strict=True)]
-    with launch.few_threads(configs[0]):
-        report = pipelines[0].replay(later, tell)
+    directory = existing(run_dir)
+    earlier = sorted(directory.glob(UNTIL.format("*")))
+    paths = [*earlier, directory / "config.yaml"]
+    configs = [load(path) for path in paths]
+    pipelines = [make_pipeline(config, directory, "", ()) for config in configs]
+    changes = [until_version(path) for path in earlier]
+    later = [(version, pipeline.spec()) for version, pipeline in zip(changes, pipelines[1:], strict=True)]
+    target = None
+    if until is not None:
+        target = Path(out) if out is not None else directory.with_name(f"{directory.name}-to-{until}")
+        copy_description(directory, target, until)
+    with few_threads(configs[0]):
+        report = pipelines[0].replay(later, on_round, runtime=runtime, until=until, directory=target)
     for warning in report.warnings:
         print(f"note: {warning}", file=sys.stderr)
     return report
@@ -158,7 +185,7 @@ def replay_run(run_dir: str | Path, tell: Callable[[int, int], None] | None = No
 
 def digest(run_dir: str | Path) -> str:
     """A sha256 over the learner of a run's newest good checkpoint: weights, optimizer, statistics."""
-    return learner_digest(_load(CheckpointManager(launch.existing(run_dir) / "checkpoints")).parts["learner"])
+    return learner_digest(_load(CheckpointManager(existing(run_dir) / "checkpoints")).parts["learner"])
 
 
 def _load(manager: CheckpointManager, version: int | None = None) -> LoadedCheckpoint:

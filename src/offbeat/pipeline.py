@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from offbeat.adapters import as_collect, as_evaluate, as_learn
 from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
 from offbeat.config.models import AsyncTrainingConfig, RuntimeConfig, RuntimeKind
+from offbeat.config.settings import Settings
 from offbeat.errors import ConfigError, ReplayError
 from offbeat.observe.callbacks import Callback, RunControl, RunSummary
-from offbeat.observe.events import read_schedule
-from offbeat.pacing import PaceConfig
-from offbeat.pacing.events import DialTurned, Event, GoalReached, StopRequested
-from offbeat.recording import RecordingOptions, learner_digest
-from offbeat.recovery import Recovery
-from offbeat.replaying import Replayer, ReplayReport, Schedule
+from offbeat.pacing import Coordinator, PaceConfig
+from offbeat.pacing.events import DialTurned, GoalReached, Request, StopRequested
 from offbeat.roles import Learner, PerWorker
-from offbeat.running import OpenRun
-from offbeat.runtime.base import Machines, Plan
-from offbeat.session import Beginning, Job, Report, Settings
+from offbeat.run.adapters import as_collect, as_evaluate, as_learn
+from offbeat.run.driver import Driver, StartPoint
+from offbeat.run.observers import attach, meter_maker
+from offbeat.run.replay import ReplayOptions, ReplayReport, Stage, replay
+from offbeat.run.report import Report
+from offbeat.run.restarts import OpenRun, RestartPolicy, start_point
+from offbeat.runtime import make_runtime
+from offbeat.runtime.clock import SystemClock
+from offbeat.runtime.spec import RunSpec
 
-__all__ = ["Pipeline", "Report", "Settings"]
+__all__ = ["Pipeline", "ReplayOptions", "ReplayReport", "Report", "Settings"]
 
 
 class Pipeline:
@@ -88,61 +88,75 @@ class Pipeline:
         self._callbacks = tuple(callbacks)
         self._notices = tuple(notices)
         self._summary = summary
-        self._requests: deque[Event] = deque()
+        self._requests: deque[Request] = deque()
         self._pace = self._pace_config(rounds=0)
 
     def run(self, rounds: int) -> Report:
         """Train ``rounds`` rounds and report."""
-        return _to_the_end(self.open(rounds))
+        with self.open(rounds) as run:
+            return run.complete()
 
     def resume(self, rounds: int) -> Report:
-        """Go on with the run in ``run_dir`` until ``rounds`` rounds are done, counted from its first.
+        """Continue the run in ``run_dir`` until ``rounds`` rounds are done, counted from its first.
 
-        It goes on from the newest good checkpoint, or from the beginning if there is none yet.
+        It continues from the newest good checkpoint, or starts from the beginning if there is none yet.
         """
-        return _to_the_end(self.open(rounds, resumed=True))
+        with self.open(rounds, resumed=True) as run:
+            return run.complete()
 
     def open(self, rounds: int, *, resumed: bool = False, stepwise: bool = False) -> OpenRun:
-        """The same run, or one that is ``resumed``, to be driven by the caller in a with-block.
+        """Return the same run, or one that is ``resumed``, to be driven by the caller in a with-block.
 
         ``stepwise``: it collects and trains only when it is asked to (see `GatesSet`), which needs k = 0.
         """
-        beginning = Beginning(self._newest(), resumed=True) if resumed else Beginning()
         if not resumed and self._run_dir is not None and (self._run_dir / "schedule.jsonl").exists():
             raise ConfigError(f"run_dir {self._run_dir} already holds a run: resume it, or choose another")
         self._pace = self._pace_config(rounds, stepwise)
-        return OpenRun(self.job, beginning, Recovery(self.settings.run, self._run_dir))
+        saved = self._newest() if resumed else None
+        notices = () if resumed else self._notices
+        point = start_point(saved) if saved is not None else StartPoint(warnings=notices, resumed=resumed)
+        policy = RestartPolicy(self.settings.run, self._run_dir, SystemClock())
+        return OpenRun(self._make_driver, point, policy, self._requests, self._run_dir)
 
     def _newest(self) -> LoadedCheckpoint | None:
         manager = self._checkpoints()
         return manager.load() if manager.versions() else None
 
+    def _make_driver(self, point: StartPoint) -> Driver:
+        """Make the driver of one start of the run."""
+        spec, pace = self.spec(), Coordinator(self._pace)
+        runtime, clock = make_runtime(self.settings.runtime.kind), SystemClock().now_s
+        driver = Driver(spec, pace, runtime, clock, self._requests, meter_maker(spec))
+        attach(driver, point, self._about(), self._callbacks, self.control())
+        return driver
+
+    # ------------------------------------------------------------ replay
+
     def replay(
-        self, later: Sequence[tuple[int, Plan]] = (), tell: Callable[[int, int], None] | None = None
+        self,
+        later: Sequence[Stage] = (),
+        on_round: Callable[[int, int], None] | None = None,
+        *,
+        runtime: RuntimeKind = "inline",
+        until: int | None = None,
+        directory: Path | None = None,
     ) -> ReplayReport:
-        """Repeat the run in ``run_dir`` serially and compare the weights with its newest checkpoint's.
+        """Repeat the run in ``run_dir`` and compare the weights with the recorded ones.
 
-        ``later`` are the plans of a run that was resumed with other settings, by the version they began at.
-        ``tell(version, rounds)`` is called after each round.
+        It ends at the first round whose published weights differ. ``later`` are the specs of a run that was
+        resumed with other settings, by the version they began at. ``on_round(version, rounds)`` is called
+        after each round. ``until``: stop at this version, and with ``directory`` leave a run there that can
+        be resumed.
         """
+        first = replace(self.spec(), learn=self._pristine_learn())
+        options = ReplayOptions(runtime, until, directory, on_round)
         saved = self._checkpoints().load()
-        if saved.version == 0:
-            raise ReplayError(f"{self._run_dir} has not trained a round yet: there is nothing to repeat")
-        records = read_schedule(saved.path.parents[1] / "schedule.jsonl")
-        told = None if tell is None else partial(_told, tell, saved.version)
-        replayer = Replayer(Schedule.from_records(records), self.plan(), self._pristine_learner(), told)
-        with contextlib.closing(replayer):
-            for version, plan in later:
-                replayer.run(min(version, saved.version))
-                replayer.switch(plan)
-            learner = replayer.run(saved.version)
-        recorded, repeated = learner_digest(saved.parts["learner"]), learner_digest(learner.state_dict())
-        return ReplayReport(recorded == repeated, repeated, recorded, saved.version, saved.warnings)
+        return replay([(0, first), *later], saved, self._about(), options, SystemClock())
 
-    def _pristine_learner(self) -> Learner | None:
-        """A copy of a learner object as it was when the pipeline was made; None for one made anew anyhow."""
+    def _pristine_learn(self) -> PerWorker[Learner]:
+        """Return what makes the learner as it was when the pipeline was made."""
         if self._learner is None:
-            return None
+            return self._learn
         try:
             learner = copy.deepcopy(self._learner)
         except Exception as error:
@@ -150,7 +164,7 @@ class Pipeline:
                 f"the learner cannot be copied for a replay ({error}): give train=PerWorker(make) instead"
             ) from error
         learner.load_state_dict(copy.deepcopy(self._initial_state))
-        return learner
+        return PerWorker(lambda context: learner)
 
     def _checkpoints(self) -> CheckpointManager:
         if self._run_dir is None:
@@ -163,57 +177,42 @@ class Pipeline:
         self._requests.append(DialTurned(degree))
 
     def stop(self, reason: str = "stopped", within_s: float | None = None) -> None:
-        """Finish cleanly after the round at hand, from any thread, callback or signal handler.
+        """Finish cleanly after the current round, from any thread, callback or signal handler.
 
         A run that does not end ``within_s`` seconds ends without a last checkpoint.
         """
         self._requests.append(StopRequested(reason, within_s))
 
     def control(self) -> RunControl:
-        """What a callback can do to the run."""
+        """Return the operations on the run that callbacks get."""
         return RunControl(self.stop, self.finish, self.set_off_policy_degree)
 
     def finish(self, reason: str) -> None:
-        """The goal is reached: end after the round at hand, and evaluate as at the end of all rounds."""
+        """Finish because the goal is reached: after the current round, evaluate as at the end."""
         self._requests.append(GoalReached(reason))
 
-    def job(self) -> Job:
-        """Everything one run needs."""
-        return Job(self.plan(), self._pace, self.settings, self.recording(), self.control(), self._requests)
-
-    def plan(self) -> Plan:
-        """The roles and limits, as a runtime needs them."""
-        runtime, dial = self.settings.runtime, self.settings.async_training
-        return Plan(
+    def spec(self) -> RunSpec:
+        """Return the roles, settings and seed, from which a runtime makes the roles."""
+        return RunSpec(
             collect=self._collect,
             learn=self._learn,
             evaluate=self._evaluate,
-            num_lanes=runtime.num_workers,
+            settings=self.settings,
             seed=self._seed,
-            worker_threads=runtime.worker_torch_threads,
-            start_timeout_s=runtime.start_timeout_s,
-            sync_timeout_s=dial.sync_timeout,
-            sync_retries=dial.max_sync_retries,
-            sync_retry_delay_s=dial.sync_retry_delay,
             log_dir=self._run_dir / "logs" if self._run_dir is not None else None,
-            machines=Machines(runtime, self.settings.learner, self.settings.trainer, self.settings.rollout),
             mode=self._mode,
         )
 
-    def recording(self) -> RecordingOptions:
-        """What the run writes and shows."""
-        settings, dial = self.settings, self.settings.async_training
-        about = self._summary or RunSummary("pipeline", "", "", "", 0, 0, 0)
-        summary = replace(
-            about,
+    def _about(self) -> RunSummary:
+        """Return the summary that callbacks and the console get."""
+        settings = self.settings
+        return replace(
+            self._summary or RunSummary("pipeline", "", "", "", 0, 0, 0),
             runtime=settings.runtime.kind,
             num_workers=settings.runtime.num_workers,
             rounds=self._pace.rounds,
-            off_policy_degree=dial.off_policy_degree,
+            off_policy_degree=settings.async_training.off_policy_degree,
             directory=self._run_dir,
-        )
-        return RecordingOptions(
-            summary, settings.observe, settings.checkpoint, dial, self._callbacks, self._notices
         )
 
     def _pace_config(self, rounds: int, stepwise: bool = False) -> PaceConfig:
@@ -249,17 +248,6 @@ class Pipeline:
             seed=self._seed,
             stepwise=stepwise,
         )
-
-
-def _to_the_end(run: OpenRun) -> Report:
-    with run:
-        while not run.finished:
-            run.step()
-        return run.report()
-
-
-def _told(tell: Callable[[int, int], None], rounds: int, version: int) -> None:
-    tell(version, rounds)
 
 
 def _with_overrides(

@@ -11,36 +11,74 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from offbeat.types import Array, ArraySpec, Batch, Metrics, Segment, StateTree, Ticket
+from offbeat.types import Array, ArraySpec, Batch, Metrics, Progress, Segment, StateTree, Ticket
 
 
 @runtime_checkable
 class Collector(Protocol):
-    """Turns a ticket and weights into a segment. Lives in a worker; its environments outlive the ticket."""
+    """Works on tickets with weights that may change between two pieces of work, and makes segments.
+
+    Lives in a worker; its environments outlive its tickets. Most are written as a `SerialCollector` or a
+    function ``collect(ticket, weights)``, which offbeat adapts.
+    """
+
+    @property
+    def capacity(self) -> int:
+        """Number of tickets that it wants to hold."""
+        ...
+
+    def accept(self, ticket: Ticket, begun: StateTree | None = None, script: Sequence[int] = ()) -> None:
+        """Take a ticket; it may come before the ones before it are finished.
+
+        ``begun``: work on it that another collector had begun. ``script``: versions to load, when a run is
+        repeated.
+        """
+        ...
+
+    def load(self, version: int, weights: Any) -> None:
+        """Use these weights from the next `advance` on."""
+        ...
+
+    def advance(self) -> Progress:
+        """Do one piece of work without waiting; draw randomness from the tickets' seeds only."""
+        ...
+
+    def state_dict(self) -> StateTree | None:
+        """Return everything that the next segments depend on; None when the environments cannot give it."""
+        ...
+
+    def load_state_dict(self, state: StateTree) -> None:
+        """Continue from a state taken after some segment."""
+        ...
+
+
+@runtime_checkable
+class SerialCollector(Protocol):
+    """Turns one ticket at a time into a segment."""
 
     def collect(self, ticket: Ticket, weights: Any) -> Segment:
         """Collect one segment with the given weights, drawing randomness from ``ticket.seed`` only."""
         ...
 
     def state_dict(self) -> StateTree | None:
-        """Everything that the next segment depends on; None when the environments cannot give it."""
+        """Return everything that the next segment depends on; None when the environments cannot give it."""
         ...
 
     def load_state_dict(self, state: StateTree) -> None:
-        """Go on from a state taken after some segment."""
+        """Continue from a state taken after some segment."""
         ...
 
 
 @runtime_checkable
 class InPlaceCollector(Protocol):
-    """A collector that writes its arrays where it is told: straight into shared memory."""
+    """A serial collector that writes its arrays where it is told: straight into shared memory."""
 
     def segment_spec(self) -> dict[str, ArraySpec]:
-        """Names, shapes and dtypes of the arrays in a segment's data."""
+        """Return names, shapes and dtypes of the arrays in a segment's data."""
         ...
 
     def collect_into(self, ticket: Ticket, weights: Any, out: Mapping[str, Array]) -> Segment:
-        """As ``collect``, filling ``out``; the segment's ``data`` is ``out``."""
+        """Collect a segment as ``collect`` does, filling ``out``; the segment's ``data`` is ``out``."""
         ...
 
 
@@ -127,7 +165,7 @@ class Ranks(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
+class SingleRank:
     """The ranks of a learner that is one process."""
 
     rank: int = 0
@@ -148,7 +186,7 @@ class WorkerContext:
     num_collectors: int
     seed: int
     incarnation: int = 0
-    ranks: Ranks = Alone()
+    ranks: Ranks = SingleRank()
 
     @property
     def lane(self) -> int:
@@ -161,7 +199,7 @@ class WorkerContext:
         return self.num_collectors
 
 
-RoleT = TypeVar("RoleT")
+RoleT = TypeVar("RoleT", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)

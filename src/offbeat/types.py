@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,10 +90,29 @@ class Segment:
         parts = (self.ticket, self.data, self.versions, self.units, self.episodes)
         return Segment, (*parts, self.collect_s, self.partial)
 
+    def timed(self, collect_s: float) -> Segment:
+        """Return this segment with the seconds that it took."""
+        parts = (self.ticket, self.data, self.versions, self.units, self.episodes)
+        return Segment(*parts, collect_s, self.partial)
+
     @property
     def oldest_version(self) -> int:
         """The version that staleness counts from."""
         return int(self.versions.item() if self.versions.size == 1 else self.versions.min())
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Result of one piece of a collector's work.
+
+    ``idle``: there is nothing to compute until a ticket comes or something outside of the collector
+    happens. ``units`` counts what was collected in this piece, such as ``env_steps``.
+    """
+
+    segments: Sequence[Segment] = ()
+    busy_s: float = 0.0
+    units: Mapping[str, int] = field(default_factory=dict)
+    idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)

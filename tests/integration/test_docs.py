@@ -121,3 +121,25 @@ def test_every_metric_is_explained() -> None:
     names = [*test_surface.ROUND_METRICS, *test_surface.PPO_METRICS, *test_surface.EVAL_METRICS]
     explained = {name.rpartition("/")[2] for name in re.findall(r"`([\w/]+)`", page)}
     assert [name for name in names if name.partition("/")[2] not in explained] == []
+
+
+def test_every_place_on_the_architecture_page_exists() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    package = ROOT / "src" / "offbeat"
+    named = set(re.findall(r"`([\w/]+(?:/|\.py))`", page))
+    assert len(named) > 40, "the pattern finds the places"
+    missing = sorted(place for place in named if not (package / place).exists())
+    assert not missing
+    folders = {f"{path.name}/" for path in package.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders <= named, "every folder is on the map"
+    modules = {path.name for path in package.glob("*.py")} - {"__init__.py", "__main__.py"}
+    assert modules <= named, "every module at the top is on the map"
+
+
+def test_every_function_on_the_architecture_page_exists() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    places = re.findall(r"`([\w/]+\.py)`:? `(\w+)`", page)
+    assert len(places) >= 10, "the pattern finds the functions"
+    for place, name in places:
+        source = (ROOT / "src" / "offbeat" / place).read_text()
+        assert re.search(rf"(def|class) {name}\b", source), f"{place} has no {name}"

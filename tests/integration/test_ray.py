@@ -26,18 +26,11 @@ from offbeat.config.models import (
     TrainerConfig,
 )
 from offbeat.errors import CollectError, ConfigError, LearnerLost, OffbeatError, TrainError
+from offbeat.pacing.events import Published, RoundTrained, SegmentArrived
 from offbeat.pipeline import Settings
 from offbeat.roles import WorkerContext
-from offbeat.runtime.base import (
-    Assignment,
-    LaneStart,
-    Machines,
-    Plan,
-    RoundDone,
-    SegmentReady,
-    WeightsOut,
-)
-from offbeat.runtime.ray_placement import Node, another_place, asks_of, cpus_of, place
+from offbeat.runtime.ray_placement import Node, another_placement, cpus_of, place, requests_of
+from offbeat.runtime.spec import Assignment, CollectorState, RunSpec
 from offbeat.runtime.worker import SyncTimeout
 from offbeat.types import Batch, RemoteData, Ticket
 from tests.conftest import SMALL
@@ -47,12 +40,12 @@ ray = pytest.importorskip("ray")
 from offbeat.runtime.ray import RayRuntime  # noqa: E402
 from offbeat.runtime.ray_actors import (  # noqa: E402
     PackedWeights,
-    StoreActor,
-    Surroundings,
+    ProcessEnv,
+    ReplayStoreActor,
     WeightsReader,
 )
 from offbeat.runtime.ray_cluster import Cluster  # noqa: E402
-from offbeat.runtime.ray_parts import HeldData  # noqa: E402
+from offbeat.runtime.ray_refs import RemoteSegmentData  # noqa: E402
 
 Run = Callable[..., Any]
 
@@ -60,22 +53,23 @@ Run = Callable[..., Any]
 # ---------------------------------------------------------------- placement, without Ray
 
 
-def plan_of(num_lanes: int = 2, evaluate: Any = None, mode: Any = "stream", **machines: Any) -> Plan:
+def spec_of(num_collectors: int = 2, evaluate: Any = None, mode: Any = "stream", **sections: Any) -> RunSpec:
     role = PerWorker(lambda context: None)
-    return Plan(role, role, evaluate, num_lanes, seed=0, machines=Machines(**machines), mode=mode)  # type: ignore[arg-type]
+    runtime = sections.pop("runtime", RuntimeConfig()).model_copy(update={"num_workers": num_collectors})
+    return RunSpec(role, role, evaluate, Settings(runtime=runtime, **sections), mode=mode)  # type: ignore[arg-type]
 
 
 def nodes(*totals: dict[str, float]) -> list[Node]:
     return [Node(f"id{index}", f"10.0.0.{index}", total) for index, total in enumerate(totals)]
 
 
-def placed(plan: Plan, where: list[Node]) -> dict[str, str]:
-    return {name: found.node.id for name, found in place(asks_of(plan), where, plan).items()}
+def placed(spec: RunSpec, where: list[Node]) -> dict[str, str]:
+    return {name: found.node.id for name, found in place(requests_of(spec), where, spec).items()}
 
 
 def test_collectors_are_spread_and_the_learner_is_with_the_driver() -> None:
-    plan = plan_of(4, evaluate=PerWorker(print), mode="replay", rollout=RolloutConfig(nnodes=2))
-    found = placed(plan, nodes({"CPU": 4.0}, {"CPU": 4.0}, {"CPU": 4.0}))
+    spec = spec_of(4, evaluate=PerWorker(print), mode="replay", rollout=RolloutConfig(nnodes=2))
+    found = placed(spec, nodes({"CPU": 4.0}, {"CPU": 4.0}, {"CPU": 4.0}))
     assert found == {
         "learner": "id0",
         "store": "id0",
@@ -85,11 +79,11 @@ def test_collectors_are_spread_and_the_learner_is_with_the_driver() -> None:
         "collector_3": "id1",
         "evaluator": "id0",
     }
-    assert cpus_of(asks_of(plan)) == 6
+    assert cpus_of(requests_of(spec)) == 6
 
 
 def test_what_does_not_fit_on_one_node_goes_to_the_next() -> None:
-    assert placed(plan_of(3), nodes({"CPU": 2.0}, {"CPU": 2.0})) == {
+    assert placed(spec_of(3), nodes({"CPU": 2.0}, {"CPU": 2.0})) == {
         "learner": "id0",
         "collector_0": "id0",
         "collector_1": "id1",
@@ -99,8 +93,8 @@ def test_what_does_not_fit_on_one_node_goes_to_the_next() -> None:
 
 def test_named_resources_decide_where_collectors_live() -> None:
     ray_config = RayConfig(collector_resources={"CPU": 1.0, "far": 1.0})
-    plan = plan_of(2, runtime=RuntimeConfig(ray=ray_config))
-    found = placed(plan, nodes({"CPU": 8.0}, {"CPU": 2.0, "far": 2.0}))
+    spec = spec_of(2, runtime=RuntimeConfig(ray=ray_config))
+    found = placed(spec, nodes({"CPU": 8.0}, {"CPU": 2.0, "far": 2.0}))
     assert found == {"learner": "id0", "collector_0": "id1", "collector_1": "id1"}
 
 
@@ -110,32 +104,32 @@ def test_named_resources_decide_where_collectors_live() -> None:
 def test_collectors_of_a_node_share_its_gpus_so_that_they_pack(
     num_gpus: int, num_lanes: int, each: float
 ) -> None:
-    plan = plan_of(num_lanes, rollout=RolloutConfig(n_gpus_per_node=num_gpus))
-    shares = [ask.resources["GPU"] for ask in asks_of(plan) if ask.role == "collector"]
+    spec = spec_of(num_lanes, rollout=RolloutConfig(n_gpus_per_node=num_gpus))
+    shares = [found.resources["GPU"] for found in requests_of(spec) if found.role == "collector"]
     assert shares == [each] * num_lanes
 
 
 def test_ranks_are_one_actor_on_one_node_and_an_actor_each_on_several() -> None:
     learner = LearnerConfig(num_ranks=4)
-    one = plan_of(1, learner=learner, trainer=TrainerConfig(n_gpus_per_node=4))
-    assert asks_of(one)[0].resources == {"CPU": 4.0, "GPU": 4.0}
-    two = plan_of(1, learner=learner, trainer=TrainerConfig(n_gpus_per_node=2, nnodes=2))
+    one = spec_of(1, learner=learner, trainer=TrainerConfig(n_gpus_per_node=4))
+    assert requests_of(one)[0].resources == {"CPU": 4.0, "GPU": 4.0}
+    two = spec_of(1, learner=learner, trainer=TrainerConfig(n_gpus_per_node=2, nnodes=2))
     found = placed(two, nodes({"CPU": 8.0, "GPU": 2.0}, {"CPU": 8.0, "GPU": 2.0}))
     assert [found[name] for name in found if "learner" in name] == ["id0", "id0", "id1", "id1"]
 
 
 def test_lost_node_is_left_for_the_one_with_most_room() -> None:
-    plan = plan_of(2, rollout=RolloutConfig(nnodes=2))
+    spec = spec_of(2, rollout=RolloutConfig(nnodes=2))
     first = nodes({"CPU": 2.0}, {"CPU": 2.0})
-    places = place(asks_of(plan), first, plan)
+    places = place(requests_of(spec), first, spec)
     lost = places.pop("collector_1")
     survivors = [first[0], Node("id2", "10.0.0.2", {"CPU": 1.0})]
-    assert another_place(lost, places.values(), survivors).node.id == "id2"
-    assert another_place(lost, places.values(), first[:1]) == lost, "without room it stays as it was"
+    assert another_placement(lost, places.values(), survivors).node.id == "id2"
+    assert another_placement(lost, places.values(), first[:1]) == lost, "without room it stays as it was"
 
 
 @pytest.mark.parametrize(
-    ("machines", "said"),
+    ("sections", "said"),
     [
         (
             {"trainer": TrainerConfig(n_gpus_per_node=4)},
@@ -157,10 +151,10 @@ def test_lost_node_is_left_for_the_one_with_most_room() -> None:
         ),
     ],
 )
-def test_what_ray_cannot_hold_is_refused_in_words(machines: dict[str, Any], said: str) -> None:
-    plan = plan_of(2, **machines)
+def test_what_ray_cannot_hold_is_refused_in_words(sections: dict[str, Any], said: str) -> None:
+    spec = spec_of(2, **sections)
     with pytest.raises(ConfigError, match=f"(?s){said}"):
-        placed(plan, nodes({"CPU": 7.0, "memory": 1e9, "node:10.0.0.0": 1.0}))
+        placed(spec, nodes({"CPU": 7.0, "memory": 1e9, "node:10.0.0.0": 1.0}))
 
 
 # ---------------------------------------------------------------- the same as elsewhere
@@ -284,10 +278,10 @@ def test_segments_arrive_whole_and_once(shared_ray: None) -> None:
     assert report.eval_metrics["eval/version"] == 30
 
 
-def happenings(runtime: RayRuntime, kind: type[Any]) -> list[Any]:
-    """Wait for happenings of a kind; at most half a minute."""
+def events(runtime: RayRuntime, kind: type[Any]) -> list[Any]:
+    """Wait for events of a kind; at most half a minute."""
     for _ in range(120):
-        if found := [happening for happening in runtime.wait(0.25) if isinstance(happening, kind)]:
+        if found := [event for event in runtime.wait(0.25) if isinstance(event, kind)]:
             return found
     raise AssertionError(f"no {kind.__name__} came")
 
@@ -296,18 +290,18 @@ def test_data_of_a_segment_stays_beside_the_learner(shared_ray: None) -> None:
     def large(ticket: Any, weights: Any) -> Any:
         return {**collect(ticket, weights), "ballast": np.arange(200_000)}
 
-    runtime, plan = RayRuntime(), pipeline("ray", collect=large, num_workers=1).plan()
+    runtime, spec = RayRuntime(), pipeline("ray", collect=large, num_workers=1).spec()
     try:
-        runtime.start(plan, [LaneStart()], None)
+        runtime.start(spec, [CollectorState()], None)
         runtime.publish(0)
-        happenings(runtime, WeightsOut)
+        events(runtime, Published)
         runtime.collect(Ticket(0, 0, 0, 0, seed=1))
-        (ready,) = happenings(runtime, SegmentReady)
+        (ready,) = events(runtime, SegmentArrived)
         assert isinstance(ready.segment.data, RemoteData)
         assert ready.num_bytes > 200_000 * 8
         assert (ready.segment.data.fetch()["ballast"] == np.arange(200_000)).all()
         runtime.train(Batch(0, (ready.segment,), 0))
-        (done,) = happenings(runtime, RoundDone)
+        (done,) = events(runtime, RoundTrained)
         assert done.started_s < done.ended_s
         assert set(runtime.pids()) == {"learner", "worker_0"}
         runtime.release([0])
@@ -322,19 +316,19 @@ def test_data_of_a_segment_stays_beside_the_learner(shared_ray: None) -> None:
 class Never:
     """Keeps segments and does not give them."""
 
-    def give(self, keys: Any) -> None:
+    def get(self, keys: Any) -> None:
         time.sleep(3600)
 
 
 def test_data_that_does_not_come_is_given_up(shared_ray: None) -> None:
     never = ray.remote(concurrency_groups={"store": 1})(Never).options(num_cpus=0).remote()
-    keeper = StoreActor(Surroundings((), 1, 1, "", "", None), b"")
-    reason = keeper.hold(1, [never.give.remote([1])], 0.2)
+    keeper = ReplayStoreActor(ProcessEnv((), 1, 1, "", "", None), b"")
+    reason = keeper.put(1, [never.get.remote([1])], 0.2)
     assert reason is not None and "did not arrive within 0.2 s (async_training.sync_timeout)" in reason
     with pytest.raises(KeyError):
-        keeper.give([1])
+        keeper.get([1])
     with pytest.raises(LearnerLost, match=r"cannot be fetched.*within 0.2 s \(async_training.sync_timeout\)"):
-        HeldData(never, 1, 0.2).fetch()
+        RemoteSegmentData(never, 1, 0.2).fetch()
     ray.kill(never)
 
 
@@ -363,11 +357,11 @@ class SleepsInRankOne(Remembers):
             time.sleep(3600)
 
 
-def two_ranks(learner: Callable[[WorkerContext], Any], **runtime: Any) -> Plan:
+def two_ranks(learner: Callable[[WorkerContext], Any], **runtime: Any) -> RunSpec:
     settings = Settings(
         runtime=RuntimeConfig(kind="ray", num_workers=1, **runtime), learner=LearnerConfig(num_ranks=2)
     )
-    return Pipeline(collect=collect, train=PerWorker(learner), settings=settings).plan()
+    return Pipeline(collect=collect, train=PerWorker(learner), settings=settings).spec()
 
 
 @pytest.mark.slow
@@ -375,7 +369,7 @@ def test_rank_that_does_not_start_is_named(shared_ray: None) -> None:
     runtime = RayRuntime()
     try:
         with pytest.raises(LearnerLost, match="learner_rank_1 did not start within 6 s"):
-            runtime.start(two_ranks(SleepsInRankOne, start_timeout_s=6.0), [LaneStart()], None)
+            runtime.start(two_ranks(SleepsInRankOne, start_timeout_s=6.0), [CollectorState()], None)
     finally:
         runtime.close()
 
@@ -384,7 +378,7 @@ def test_rank_that_does_not_start_is_named(shared_ray: None) -> None:
 def test_report_of_a_stall_has_the_ranks(shared_ray: None) -> None:
     runtime = RayRuntime()
     try:
-        runtime.start(two_ranks(lambda context: Remembers()), [LaneStart()], None)
+        runtime.start(two_ranks(lambda context: Remembers()), [CollectorState()], None)
         assert "learner_rank_1:\n" in runtime.stacks()["learner"]
     finally:
         runtime.close()
@@ -470,12 +464,14 @@ def python(code: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_nobody_else_imports_ray() -> None:
-    done = python("import sys, offbeat.session; assert 'ray' not in sys.modules")
+    done = python("import sys, offbeat.pipeline; assert 'ray' not in sys.modules")
     assert done.returncode == 0, done.stderr
 
 
 def test_missing_ray_is_told_with_the_fix() -> None:
-    code = "import sys; sys.modules['ray'] = None\nfrom offbeat.session import _make_ray; _make_ray()"
+    code = (
+        "import sys; sys.modules['ray'] = None\nfrom offbeat.runtime import make_runtime; make_runtime('ray')"
+    )
     done = python(code)
     assert 'ConfigError: runtime.kind=ray needs Ray: pip install "offbeat[ray]"' in done.stderr
 

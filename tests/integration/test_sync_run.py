@@ -128,7 +128,7 @@ def test_nothing_is_collected_before_it_is_enabled(sync_run: Make) -> None:
 
 
 def coordinator_of(run: offbeat.SyncRun) -> Coordinator:
-    return run._current().coordinator
+    return run._current().pace
 
 
 def settle(run: offbeat.SyncRun) -> None:
@@ -419,7 +419,7 @@ def test_a_pipeline_can_be_opened_and_its_closed_gates_are_no_stall() -> None:
     with held_pipeline(batch_timeout=0.05).open(2, stepwise=True) as run:
         for _ in range(3):
             run.step(at_most_s=0.04)
-        assert "enable_data_collection" in run.coordinator.waiting_for()
+        assert "enable_data_collection" in run.pace.waiting_for()
         run.ask(GatesSet(collect=True, until=2))
         while not run.finished:
             run.step()
@@ -430,7 +430,7 @@ def test_a_run_that_waits_for_more_than_its_user_stalls_as_ever() -> None:
     def stand_still() -> None:
         with held_pipeline(batch_timeout=0.05).open(2) as run:
             for _ in range(20):
-                run.coordinator._up.clear()
+                run.pace._up.clear()
                 run.step(at_most_s=0.02)
 
     with pytest.raises(StallError, match="batch_timeout"):

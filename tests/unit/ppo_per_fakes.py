@@ -11,7 +11,7 @@ from offbeat.config.models import AsyncTrainingConfig, EnvConfig, RunConfig, Run
 from offbeat.models.actor import make_actor
 from offbeat.models.spec import network_spec
 from offbeat.replay import PrioritizedReplay
-from offbeat.roles import Alone
+from offbeat.roles import SingleRank
 
 LENGTHS = (3, 5, 100, 7)
 
@@ -62,7 +62,7 @@ def make_learner(config, world, seed=0, ranks=None, staleness_threshold=0):
         PrioritizedReplay(items, config.buffer_capacity, alpha=config.per_alpha),
         seed=seed,
         device="cpu",
-        ranks=ranks or Alone(),
+        ranks=ranks or SingleRank(),
         staleness_threshold=staleness_threshold,
     )
 

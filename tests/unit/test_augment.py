@@ -24,7 +24,7 @@ from offbeat.envs.colorlines.rules import RULES, Game, Stream, can_move, find_li
 from offbeat.envs.colorlines.vector import ColorLinesVectorEnv
 from offbeat.errors import ConfigError
 from offbeat.models.moves import MoveActions
-from offbeat.roles import Alone
+from offbeat.roles import SingleRank
 from offbeat.types import Batch, Segment, Ticket
 from tests.unit.colorlines_boards import action, cells
 
@@ -264,7 +264,7 @@ def test_rounds_are_augmented_by_their_own_generator(make: Any) -> None:
         kind = PPOConfig
     digests = []
     for wanted in ("both", "both", "none"):
-        learner = make(run_config(kind(**small, augment=wanted, correction="decoupled")), Alone())
+        learner = make(run_config(kind(**small, augment=wanted, correction="decoupled")), SingleRank())
         learner.train(batch())
         digests.append(learner.checksum())
     assert digests[0] == digests[1]

@@ -24,8 +24,10 @@ from offbeat.cli.summary import summary_rows
 from offbeat.cli.supervise import is_wanted
 from offbeat.config.loader import dump_yaml
 from offbeat.errors import ConfigError, OffbeatError, StallError
-from offbeat.lanes import Loss
 from offbeat.observe.events import EventLog
+from offbeat.pacing.recorded import Difference
+from offbeat.run.collectors import Loss
+from offbeat.run.replay import ReplayReport
 
 ROOT = Path(__file__).parents[2]
 
@@ -309,11 +311,13 @@ def test_eval_of_the_best_says_when_none_has_a_score(
 def test_replay_fails_when_weights_differ(
     api: Calls, capsys: pytest.CaptureFixture[str], identical: bool, code: int
 ) -> None:
-    report = SimpleNamespace(identical=identical, digest="aa", recorded_digest="bb", rounds=7)
+    difference = None if identical else Difference(3, (6, 7))
+    report = ReplayReport(identical, "aa", "bb", 7, difference=difference)
     api.answers["replay_run"] = lambda: report
     assert run("replay", "runs/x") == code
     shown = capsys.readouterr().out
     assert ("DIFFERENT" in shown) is not identical
+    assert ("round 3 (tickets 6, 7) gave other weights" in shown) is not identical
     assert "aa" in shown
     assert "bb" in shown
 
@@ -468,7 +472,8 @@ def test_looking_at_things_needs_no_torch(arguments: list[str]) -> None:
 def test_public_names_are_fixed() -> None:
     assert sorted(offbeat.__all__) == [
         "Batch", "Callback", "PerWorker", "Pipeline", "PlayResult", "Result", "Segment", "SyncRun", "Ticket",
-        "__version__", "digest", "evaluate", "load_config", "play", "replay_run", "resume", "train",
+        "__version__", "digest", "evaluate", "load_config", "play", "register", "replay_run", "resume",
+        "train",
     ]  # fmt: skip
     assert set(offbeat.__all__) <= set(dir(offbeat))
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -12,6 +14,7 @@ from pydantic import Field, ValidationError
 
 import offbeat
 from offbeat import algorithms
+from offbeat.algorithms.ppo.config import PPOConfig
 from offbeat.config.errors import ConfigProblems, Problem, did_you_mean
 from offbeat.config.fields import allowed
 from offbeat.config.layers import parse_value
@@ -887,6 +890,35 @@ def test_broken_plugin_is_a_visible_error(monkeypatch: pytest.MonkeyPatch, targe
     plug_in(monkeypatch, target)
     with pytest.raises(ConfigError, match=message):
         algorithms.find("mine")
+
+
+def test_algorithm_is_found_as_module_and_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_algorithm.py").write_text(
+        "from offbeat.algorithms.ppo import ALGORITHM as MINE\nOTHER = 1\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert algorithms.find("my_algorithm:MINE") is algorithms.find("ppo")
+    for name, message in (
+        ("my_algorithm:OTHER", "is no Algorithm"),
+        ("my_algorithm:NONE", "AttributeError"),
+        ("no_such_module:MINE", r"cannot be imported: ModuleNotFoundError.*it is module:NAME"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            algorithms.find(name)
+
+
+def test_registered_algorithm_is_known_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(algorithms, "_REGISTERED", {})
+    mine = replace(algorithms.find("ppo"), name="mine")
+    assert offbeat.register(mine) is mine
+    assert algorithms.find("mine") is mine
+    assert "mine" in algorithms.names()
+    for name in ("ppo", "a:b"):
+        with pytest.raises(ConfigError, match="choose a name"):
+            offbeat.register(replace(mine, name=name))
+    with pytest.raises(ConfigError, match="no Algorithm"):
+        offbeat.register(PPOConfig)  # type: ignore[arg-type]
 
 
 def test_reference_page_is_up_to_date() -> None:

@@ -14,7 +14,7 @@ from offbeat.algorithms.mappo.rounds import TeamRound
 from offbeat.errors import TrainError
 from offbeat.observe.events import read_events, read_rounds
 from offbeat.ops.skills import Reason
-from offbeat.roles import Alone, WorkerContext
+from offbeat.roles import SingleRank, WorkerContext
 from tests.integration.test_teams import settings, train
 from tests.unit.team_fakes import batch_of, hmasd_settings, make_pair, ticket
 from tests.unit.test_observe_sinks import read_scalars
@@ -220,7 +220,7 @@ def test_10_evaluation_leaves_the_training_alone(algorithm):
 
     def collected(is_judged):
         roles = algorithm.build(config)
-        weights = roles.learner(Alone()).weights()
+        weights = roles.learner(SingleRank()).weights()
         collector = roles.collect.make(WorkerContext(0, 1, 0))
         evaluator = roles.evaluate.make(WorkerContext(0, 1, 0))
         found = []

@@ -55,8 +55,8 @@ def test_learner_does_not_import_the_compiler() -> None:
 
     code = (
         "import sys; from offbeat import load_config; from offbeat.algorithms import find;"
-        "from offbeat.roles import Alone;"
-        "find('ppo').build(load_config('cartpole-ppo')).learner(Alone());"
+        "from offbeat.roles import SingleRank;"
+        "find('ppo').build(load_config('cartpole-ppo')).learner(SingleRank());"
         "assert 'torch' in sys.modules and not {'torch._dynamo', 'sympy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

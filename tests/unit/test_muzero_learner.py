@@ -23,9 +23,9 @@ from offbeat.algorithms.muzero.lane import Roots
 from offbeat.algorithms.muzero.learner import ModelLearner
 from offbeat.algorithms.muzero.parts import check, facts
 from offbeat.errors import CheckpointError, ConfigError
-from offbeat.launch import make_roles
 from offbeat.replay.streams import Places, Windows
-from offbeat.roles import Alone, WorkerContext, published
+from offbeat.roles import SingleRank, WorkerContext, published
+from offbeat.run.start import make_roles
 from offbeat.types import Batch, Segment, Ticket
 
 SMALL = {
@@ -60,7 +60,7 @@ def breaks(learner: ModelLearner) -> set[int]:
 def test_steps_of_a_lane_enter_in_the_order_in_which_they_were_taken() -> None:
     """A ticket that was lost elsewhere may be collected later than one with a larger number."""
     roles = roles_of()
-    learner, collector = roles.learner(Alone()), roles.collect.make(WorkerContext(0, 1, 1))
+    learner, collector = roles.learner(SingleRank()), roles.collect.make(WorkerContext(0, 1, 1))
     weights = learner.weights()
     first, later = (collector.collect(Ticket(number, 0, 0, 4, number), weights) for number in (6, 5))
     learner.train(Batch(0, (later, first), 4))
@@ -72,7 +72,7 @@ def test_steps_of_a_lane_enter_in_the_order_in_which_they_were_taken() -> None:
 
 def test_steps_that_do_not_follow_each_other_are_not_joined() -> None:
     roles = roles_of()
-    learner, collector = roles.learner(Alone()), roles.collect.make(WorkerContext(0, 1, 1))
+    learner, collector = roles.learner(SingleRank()), roles.collect.make(WorkerContext(0, 1, 1))
     weights = learner.weights()
     segments = [collector.collect(Ticket(number, 0, 0, 9, number), weights) for number in range(3)]
     learner.train(Batch(0, (segments[0],), 4))
@@ -114,7 +114,7 @@ BOTH = pytest.mark.parametrize("recipe", ["cartpole-muzero", "cartpole-unizero"]
 def learner_of(recipe: str, **changes: Any) -> Any:
     """A learner whose networks have something to say: as they begin, their heads say 0."""
     context = {"algorithm.context_length": 2} if "unizero" in recipe else {}
-    learner = roles_of(recipe, **context, **changes).learner(Alone())
+    learner = roles_of(recipe, **context, **changes).learner(SingleRank())
     generator = torch.Generator().manual_seed(1)
     for network in (learner._network, learner._target):
         for parameter in network.parameters():
@@ -168,7 +168,7 @@ def test_targets_of_old_steps_are_shorter(recipe: str) -> None:
 
 def test_what_one_player_wins_the_other_loses() -> None:
     changes = {"algorithm.discount": 1.0, "algorithm.td_steps": 3}
-    learner = roles_of("connect4-muzero", **changes).learner(Alone())
+    learner = roles_of("connect4-muzero", **changes).learner(SingleRank())
     width = 3 + 1 + 3
     items = {
         "obs": np.zeros((1, width, 3, 6, 7), np.float32),
@@ -240,7 +240,7 @@ def test_every_sample_counts_by_its_own_weight(recipe: str) -> None:
 def test_errors_become_priorities(recipe: str) -> None:
     context = {"algorithm.context_length": 2} if "unizero" in recipe else {}
     roles = roles_of(recipe, **{"algorithm.per_alpha": 0.6, "algorithm.replay_ratio": 0.1}, **context)
-    learner, collector = roles.learner(Alone()), roles.collect.make(WorkerContext(0, 1, 1))
+    learner, collector = roles.learner(SingleRank()), roles.collect.make(WorkerContext(0, 1, 1))
     weights = learner.weights()
     segments = [collector.collect(Ticket(number, 0, 0, 0, number), weights) for number in range(4)]
     metrics = learner.train(Batch(0, tuple(segments), 4))
@@ -257,7 +257,7 @@ def test_searches_anew_begin_where_those_began_that_chose_the_actions(recipe: st
     context = {"algorithm.context_length": 2} if "unizero" in recipe else {}
     anew = {"algorithm.segments_per_round": 2, "algorithm.reanalyse.segments_per_round": 1}
     roles = roles_of(recipe, **context, **anew, **{"algorithm.num_steps": 12})
-    learner, collector = roles.learner(Alone()), roles.collect.make(WorkerContext(0, 1, 1))
+    learner, collector = roles.learner(SingleRank()), roles.collect.make(WorkerContext(0, 1, 1))
     searched: list[tuple[Roots, Any]] = []
 
     class Listening(type(collector._planner)):  # type: ignore[misc]
@@ -319,7 +319,7 @@ def test_searching_anew_must_leave_something_to_collect() -> None:
 def test_steps_to_be_searched_anew_are_published_and_not_kept() -> None:
     changes = {"algorithm.segments_per_round": 2, "algorithm.reanalyse.segments_per_round": 1}
     roles = roles_of(**changes)
-    learner, collector = roles.learner(Alone()), roles.collect.make(WorkerContext(0, 1, 1))
+    learner, collector = roles.learner(SingleRank()), roles.collect.make(WorkerContext(0, 1, 1))
     learner.train(Batch(0, (collect_new(collector, learner),), 4))
     assert set(published(learner)) - set(learner.weights()) == {
         f"wishes.{name}" for name in ("obs", "actions", "first", "stream", "number")
@@ -356,15 +356,15 @@ def test_a_transformer_is_not_asked_for_what_it_cannot_do(changes: Any, message:
 def test_a_search_begins_with_one_observation_and_looks_on() -> None:
     changes = {"algorithm.context_length": 1, "algorithm.num_unroll": 3}
     roles = roles_of("cartpole-unizero", **changes)
-    weights = roles.learner(Alone()).weights()
+    weights = roles.learner(SingleRank()).weights()
     segment = roles.collect.make(WorkerContext(0, 1, 1)).collect(Ticket(0, 0, 0, 0, 0), weights)
     assert np.isfinite(segment.data["value"]).all()
 
 
 def test_a_resumed_run_names_the_setting_that_was_changed() -> None:
-    state = roles_of().learner(Alone()).state_dict()
+    state = roles_of().learner(SingleRank()).state_dict()
     with pytest.raises(CheckpointError, match=r"num_unroll \+ algorithm.td_steps = 5 and now has 7"):
-        roles_of(**{"algorithm.td_steps": 4}).learner(Alone()).load_state_dict(state)
+        roles_of(**{"algorithm.td_steps": 4}).learner(SingleRank()).load_state_dict(state)
 
 
 @pytest.mark.parametrize(("flags", "is_told"), [("avx2 avx512_bf16", False), ("avx2", True)])

@@ -15,8 +15,8 @@ from offbeat.algorithms.muzero.lane import Roots
 from offbeat.algorithms.muzero.planning import Planner, draw_actions
 from offbeat.algorithms.unizero.planning import UniZeroPlanner
 from offbeat.errors import ConfigError, EnvError, OffbeatError
-from offbeat.launch import make_roles
-from offbeat.roles import Alone, WorkerContext
+from offbeat.roles import SingleRank, WorkerContext
+from offbeat.run.start import make_roles
 from offbeat.types import Ticket
 
 SMALL = {
@@ -32,7 +32,7 @@ def planner_of(recipe: str, num_trees: int, **changes: Any) -> tuple[Planner, An
     """A planner with the weights of an untrained learner, and the settings."""
     config = offbeat.load_config(recipe, overrides={**SMALL, **changes})
     roles = make_roles(config)
-    weights = roles.learner(Alone()).weights()
+    weights = roles.learner(SingleRank()).weights()
     made: Planner = roles.collect.make.parts.planner(config, fit_environment(config), num_trees, 0)
     made.load(weights)
     return made, config
@@ -195,7 +195,7 @@ def test_two_players_take_turns_and_returns_are_those_of_the_first() -> None:
     changes = {"env.num_envs": 16, "algorithm.network.precision": "float32", "algorithm.network.blocks": 1}
     config = offbeat.load_config("connect4-muzero", overrides={**SMALL, **changes})
     roles = make_roles(config)
-    weights = roles.learner(Alone()).weights()
+    weights = roles.learner(SingleRank()).weights()
     collector = roles.collect.make(WorkerContext(0, 1, 1))
     assert collector._planner._trees.config.two_player
     games: list[tuple[float, int]] = []
@@ -212,7 +212,7 @@ def test_two_players_take_turns_and_returns_are_those_of_the_first() -> None:
 
 def policy_of(recipe: str, **changes: Any) -> Any:
     roles = make_roles(offbeat.load_config(recipe, overrides={**SMALL, **changes}))
-    return roles.policy(roles.learner(Alone()).weights())
+    return roles.policy(roles.learner(SingleRank()).weights())
 
 
 def test_a_policy_remembers_until_it_is_told_that_an_episode_ended() -> None:

@@ -19,7 +19,7 @@ from offbeat.observe import (
     make_console,
     preview,
 )
-from offbeat.observe.console import PlainConsole, RichConsole
+from offbeat.observe.console import Display, PlainConsole, RichConsole
 from offbeat.observe.text import compact, duration, fill, plain, share, size, sparkline
 
 SUMMARY = RunSummary("cartpole", "ppo", "CartPole-v1", "processes", 4, 100, 1, Path("runs/x"))
@@ -72,7 +72,7 @@ def tell_a_run(console: Callback, clock: Clock, rounds: int = 3) -> None:
         ("auto", io.StringIO(), PlainConsole),
         ("plain", Terminal(), PlainConsole),
         ("rich", io.StringIO(), RichConsole),
-        ("none", Terminal(), Callback),
+        ("none", Terminal(), Display),
     ],
 )
 def test_which_console_is_made(

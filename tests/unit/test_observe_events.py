@@ -111,28 +111,50 @@ def test_a_killed_run_keeps_what_it_wrote(tmp_path: Path) -> None:
     assert [record["version"] for record in read_rounds(path)] == [0, 1, 2, 3, 4]
 
 
+def add(log: ScheduleLog, record: dict[str, Any]) -> None:
+    """Take a line and write it."""
+    log.add(json.dumps(record) + "\n")
+    log.flush()
+
+
 def test_a_schedule_goes_back_to_where_a_checkpoint_was_taken(tmp_path: Path) -> None:
     path = tmp_path / "schedule.jsonl"
     log = ScheduleLog(path)
-    log.append({"train": 0, "tickets": [0, 1], "seed": 2**63 - 1})
+    add(log, {"train": 0, "tickets": [0, 1], "seed": 2**63 - 1})
     offset = log.offset()
     assert offset == path.stat().st_size
-    log.append({"train": 1})
+    add(log, {"train": 1})
     log.close()
     resumed = ScheduleLog(path)
     resumed.truncate(offset)
     assert resumed.offset() == offset
-    resumed.append({"train": 1, "again": True})
+    add(resumed, {"train": 1, "again": True})
     assert read_schedule(path) == [
         {"train": 0, "tickets": [0, 1], "seed": 2**63 - 1},
         {"train": 1, "again": True},
     ]
 
 
+def test_lines_of_a_step_are_written_together(tmp_path: Path) -> None:
+    path = tmp_path / "schedule.jsonl"
+    log = ScheduleLog(path)
+    log.add('{"train":0}\n')
+    log.add('{"train":1}\n')
+    assert path.read_bytes() == b""
+    log.flush()
+    assert read_schedule(path) == [{"train": 0}, {"train": 1}]
+    log.flush()
+    log.add('{"train":2}\n')
+    assert log.offset() == path.stat().st_size == 3 * len('{"train":0}\n'), "a checkpoint relies on all lines"
+    log.add('{"train":3}\n')
+    log.close()
+    assert [record["train"] for record in read_schedule(path)] == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("offset", [-1, 10_000])
 def test_a_schedule_shorter_than_the_checkpoint_knows_is_refused(tmp_path: Path, offset: int) -> None:
     log = ScheduleLog(tmp_path / "schedule.jsonl")
-    log.append({"train": 0})
+    add(log, {"train": 0})
     with pytest.raises(CheckpointError, match="offbeat train"):
         log.truncate(offset)
     assert read_schedule(tmp_path / "schedule.jsonl") == [{"train": 0}]
@@ -168,16 +190,16 @@ def test_a_full_disk_leaves_a_gap_that_is_told_once(tmp_path: Path, room: int) -
     told: list[str] = []
     path = tmp_path / "schedule.jsonl"
     log = ScheduleLog(path, told.append)
-    log.append({"train": 0})
+    add(log, {"train": 0})
     offset = log.offset()
     disk = log._journal._file = FullDisk(log._journal._file, room)
     for number in (1, 2, 3):
-        log.append({"train": number})
+        add(log, {"train": number})
     assert log.gap
     assert log.offset() == offset, "half a line is not what a checkpoint may rely on"
     assert read_schedule(path) == [{"train": 0}]
     disk.room = 1000
-    log.append({"train": 4})
+    add(log, {"train": 4})
     assert not log.gap
     log.close()
     assert read_schedule(path) == [{"train": 0}, {"kind": "gap"}, {"train": 4}]
@@ -189,14 +211,14 @@ def test_a_gap_is_noted_at_the_end_and_not_forgotten_by_a_resume(tmp_path: Path)
     path = tmp_path / "schedule.jsonl"
     log = ScheduleLog(path, lambda text: None)
     disk = log._journal._file = FullDisk(log._journal._file, 0)
-    log.append({"train": 0})
+    add(log, {"train": 0})
     offset, gap = log.offset(), log.gap
     disk.room = 1000
     log.close()
     assert read_schedule(path) == [{"kind": "gap"}]
     resumed = ScheduleLog(path)
     resumed.truncate(offset, gap)
-    resumed.append({"train": 1})
+    add(resumed, {"train": 1})
     assert read_schedule(path) == [{"kind": "gap"}, {"train": 1}]
 
 

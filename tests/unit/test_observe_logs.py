@@ -115,16 +115,24 @@ def test_system_figures_cover_this_process_and_its_workers() -> None:
     alone = monitor.read(0.0)
     assert set(alone) == {"system/rss_bytes", "system/cpu_percent", "system/gpu_mem_bytes"}
     assert alone["system/rss_bytes"] > 1e6
-    assert monitor.read(1.9, [os.getppid()]) == alone
-    together = monitor.read(2.0, [os.getppid()])
+    assert monitor.read(1.9, lambda: [os.getppid()]) == alone
+    together = monitor.read(2.0, lambda: [os.getppid()])
     assert together["system/rss_bytes"] != alone["system/rss_bytes"]
     assert together["system/cpu_percent"] >= 0.0
+
+
+def test_the_system_is_only_asked_for_processes_when_they_are_measured() -> None:
+    asked: list[float] = []
+    monitor = SystemMonitor(interval_s=2.0)
+    for now_s in (0.0, 0.5, 1.9, 2.0):
+        monitor.read(now_s, lambda now_s=now_s: asked.append(now_s) or [])  # type: ignore[misc]
+    assert asked == [0.0, 2.0]
 
 
 def test_a_worker_that_died_is_left_out() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait(timeout=60)
-    figures = SystemMonitor().read(0.0, [process.pid])
+    figures = SystemMonitor().read(0.0, lambda: [process.pid])
     assert figures["system/rss_bytes"] > 1e6
 
 

@@ -1,5 +1,10 @@
+"""The meter, driven by events: what each metric of a run means."""
+
 import json
 import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,8 +12,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.checkpoint import pack, unpack
-from offbeat.observe import PaceMeter, PaceView
-from offbeat.types import Batch, Episodes, Segment, Ticket
+from offbeat.config.models import RuntimeConfig
+from offbeat.config.settings import Settings
+from offbeat.observe import Meter
+from offbeat.pacing.events import (
+    CollectorDown,
+    EvalDone,
+    Event,
+    Issued,
+    Published,
+    PublishFailed,
+    RoundTrained,
+    Saved,
+    SegmentArrived,
+    SegmentDropped,
+    Signals,
+    TrainStarted,
+)
+from offbeat.pacing.ledger import Counts
+from offbeat.run.collectors import Collectors
+from offbeat.run.waits import Waits
+from offbeat.types import Batch, Episodes, Metrics, Segment, StateTree, Ticket
 
 NAMES = {
     *("pace/off_policy_degree", "pace/collect_count", "pace/train_count", "pace/lag"),
@@ -29,22 +53,68 @@ NAMES = {
 }
 
 
-def view(**changes: float) -> PaceView:
-    fields = {
-        **{"off_policy_degree": 1, "version": 1, "published_version": 1, "running": 0, "ready": 0},
-        **{"trained": 2, "dropped": 0, "lost": 0, "issued": 2, "segments_per_round": 2, "rounds": 10},
-        "lag": 0.0,
-    }
-    return PaceView(**{**fields, **changes})
+class FakePace:
+    """What the meter reads of a pace."""
+
+    def __init__(self) -> None:
+        self.version, self.rounds, self.degree, self.published = 1, 10, 1, 1
+        self.num_up, self.eval_skipped = 2, 0
+        self.ready, self.trained, self.outstanding = 0, 2, 0.0
+
+    def counts(self) -> Counts:
+        return Counts(issued=2, running=0, ready=self.ready, trained=self.trained, dropped=0, lost=0)
+
+    def lag(self) -> float:
+        return self.outstanding
 
 
-def ticket(number: int, lane: int = 0, version: int = 0, attempt: int = 0) -> Ticket:
-    return Ticket(number, lane, version, deadline=version + 1, seed=0, attempt=attempt)
+class Run:
+    """A meter with the table of collectors that it asks for busy time, driven as the driver does it."""
+
+    def __init__(self, num_collectors: int = 1, **options: Any) -> None:
+        settings = Settings(runtime=RuntimeConfig(num_workers=num_collectors))
+        self.pace = FakePace()
+        self.collectors = Collectors(
+            settings, Waits(), lambda index: None, lambda index, why: None, lambda: self.pace.version
+        )
+        self.meter = Meter(num_collectors, self.pace, self.collectors.busy_s, **options)  # type: ignore[arg-type]
+        self.signals = Signals()
+        self._observers = (self.collectors.handlers(), self.meter.handlers())
+
+    def tell(self, event: Event, now_s: float) -> None:
+        for handlers in self._observers:
+            if type(event) in handlers:
+                handlers[type(event)](event, now_s)
+
+    def issue(self, number: int, now_s: float, collector: int = 0) -> None:
+        self.tell(Issued(ticket(number, collector)), now_s)
+
+    def arrive(self, segment: Segment, now_s: float, num_bytes: int = 0) -> None:
+        row = self.collectors.rows[segment.ticket.collector]
+        if segment.ticket.number not in row.tickets:
+            self.tell(Issued(segment.ticket), now_s)
+        self.tell(SegmentArrived(segment, num_bytes), now_s)
+
+    def train(
+        self, start_s: float, end_s: float, *segments: Segment, version: int = 0, **learned: float
+    ) -> Metrics:
+        """Train a round; return its metrics."""
+        batch = Batch(version, segments, 1)
+        self.tell(TrainStarted(batch), start_s)
+        metrics = {f"learn/{name}": value for name, value in learned.items()}
+        event = RoundTrained(version + 1, batch, metrics, start_s, end_s)
+        self.signals = self.meter.measure(event)
+        self.tell(event, end_s)
+        return self.meter.metrics  # type: ignore[return-value]
+
+
+def ticket(number: int, collector: int = 0, version: int = 0, attempt: int = 0) -> Ticket:
+    return Ticket(number, collector, version, deadline=version + 1, seed=0, attempt=attempt)
 
 
 def segment(
     number: int,
-    lane: int = 0,
+    collector: int = 0,
     version: int = 0,
     steps: int = 100,
     collect_s: float = 0.0,
@@ -52,7 +122,7 @@ def segment(
 ) -> Segment:
     lengths = tuple(int(value) for value in returns)
     return Segment(
-        ticket(number, lane, version),
+        ticket(number, collector, version),
         {},
         np.array([version]),
         {"env_steps": steps},
@@ -61,40 +131,40 @@ def segment(
     )
 
 
-def train(
-    meter: PaceMeter, start_s: float, end_s: float, *segments: Segment, version: int = 0, **kw: float
-) -> None:
-    meter.train_started(Batch(version, segments, 1), start_s)
-    meter.train_ended(end_s, {f"learn/{name}": value for name, value in kw.items()})
-
-
-def two_lanes() -> PaceMeter:
-    """Lane 0 works 0-2 s, lane 1 works 0-4 s, the learner 4-10 s."""
-    meter = PaceMeter(num_lanes=2)
-    meter.issued(ticket(0, 0), 0.0)
-    meter.issued(ticket(1, 1), 0.0)
+def two_collectors(prepare: Callable[[Run], None] = lambda run: None) -> Run:
+    """Collector 0 works 0-2 s, collector 1 works 0-4 s, the learner 4-10 s."""
+    run = Run(2)
+    run.issue(0, 0.0, 0)
+    run.issue(1, 0.0, 1)
     first, second = segment(0, 0, returns=(10.0, 20.0)), segment(1, 1, steps=300, returns=(60.0,))
-    meter.arrived(first, 1000, 2.0)
-    meter.arrived(second, 3000, 4.0)
-    train(meter, 4.0, 10.0, first, second, ess=0.9, behaviour_kl=0.01)
-    return meter
+    run.arrive(first, 2.0, 1000)
+    run.arrive(second, 4.0, 3000)
+    prepare(run)
+    run.train(4.0, 10.0, first, second, ess=0.9, behaviour_kl=0.01)
+    return run
 
 
 def test_every_promised_name_is_there_and_none_besides() -> None:
-    metrics = two_lanes().round_metrics(10.0, view())
+    metrics = two_collectors().meter.metrics
     assert set(metrics) == NAMES | {"learn/ess", "learn/behaviour_kl"}
     words = {name for name, value in metrics.items() if isinstance(value, str)}
     assert words == {"pace/bottleneck"}
 
 
+def test_there_are_no_metrics_before_the_first_round() -> None:
+    run = Run()
+    run.issue(0, 0.0)
+    run.arrive(segment(0), 1.0)
+    assert run.meter.metrics == run.meter.eval_metrics == {}
+
+
 def test_shares_and_times_of_a_round_by_hand() -> None:
-    metrics = two_lanes().round_metrics(10.0, view())
+    metrics = two_collectors().meter.metrics
     expected = {
         "pace/collect_idle_ratio": 1 - (2 + 4) / 20,
         "pace/train_idle_ratio": 0.4,
         "pace/overlap_efficiency": 10 / 6,
         "time/round_s": 10.0,
-        "time/collect_s": (2 + 4) / 2,
         "time/train_s": 6.0,
         "time/wait_s": 4.0,
         "time/eta_s": 90.0,
@@ -108,104 +178,68 @@ def test_shares_and_times_of_a_round_by_hand() -> None:
     assert metrics["pace/bottleneck"] == "train"
 
 
+def test_collecting_takes_what_the_collectors_needed_side_by_side() -> None:
+    run = Run(2)
+    batch = [segment(0, 0, collect_s=2.0), segment(1, 1, collect_s=4.0)]
+    for item in batch:
+        run.arrive(item, 5.0)
+    assert run.train(5.0, 6.0, *batch)["time/collect_s"] == pytest.approx((2 + 4) / 2)
+
+
 def test_counters_by_hand() -> None:
-    meter = two_lanes()
-    meter.published(1, 0.25, 10.0)
-    meter.publish_failed()
-    meter.generation_error()
-    meter.worker_lost()
-    meter.dropped(segment(9, steps=7), stale=True)
-    meter.dropped(segment(8, steps=5), stale=False)
-    metrics = meter.round_metrics(10.5, view(version=3, published_version=1, workers_alive=1, lag=0.5))
+    def happen(run: Run) -> None:
+        run.arrive(segment(9, 0, steps=7), 4.0)
+        run.arrive(segment(8, 1, steps=5), 4.0)
+        run.tell(SegmentDropped(9, "stale"), 4.0)
+        run.tell(SegmentDropped(8, "queue full"), 4.0)
+        run.tell(Published(1, 0.25), 4.0)
+        run.tell(PublishFailed(1, "no room"), 4.0)
+        run.tell(CollectorDown(1, "killed"), 4.0)
+        run.tell(CollectorDown(0, "its own mistake", raised=True), 4.0)
+        run.pace.version, run.pace.num_up, run.pace.outstanding = 3, 1, 0.5
+
+    metrics = two_collectors(happen).meter.metrics
     expected = {
-        **{"pace/collect_count": 2, "pace/train_count": 3, "pace/lag": 0.5, "pace/dropped_samples": 12},
-        **{"pace/dropped_stale_samples": 7, "rollout/total_generated_samples": 400},
-        **{"rollout/total_env_steps": 400, "rollout/total_episodes": 3, "rollout/generation_errors": 1},
-        **{"rollout/samples_by_env_min": 100, "rollout/samples_by_env_max": 300},
-        **{"queue/total_produced": 2, "queue/total_consumed": 2, "learn/global_steps": 1},
+        **{"pace/collect_count": 4, "pace/train_count": 3, "pace/lag": 0.5, "pace/dropped_samples": 12},
+        **{"pace/dropped_stale_samples": 7, "rollout/total_generated_samples": 412},
+        **{"rollout/total_env_steps": 412, "rollout/total_episodes": 3, "rollout/generation_errors": 1},
+        **{"rollout/samples_by_env_min": 107, "rollout/samples_by_env_max": 305},
+        **{"queue/total_produced": 4, "queue/total_consumed": 2, "learn/global_steps": 1},
         **{"learn/processed_samples": 400, "weights/current_param_version": 3, "weights/publish_lag": 2},
         **{"weights/param_sync_count": 1, "weights/param_sync_requests": 2, "weights/sync_failures": 1},
-        **{"weights/sync_time_s": 0.25, "system/workers_alive": 1, "system/worker_restarts": 1},
-        "time/elapsed_s": 10.5,
+        **{"weights/sync_time_s": 0.25, "system/workers_alive": 1, "system/worker_restarts": 2},
+        **{"pace/off_policy_degree": 1, "weights/published_version": 1, "queue/size": 0, "queue/bytes": 0},
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
 
 
 def test_publishing_counts_in_the_window_it_happens_in() -> None:
-    meter = two_lanes()
-    meter.published(1, 0.5, 10.5)
-    assert meter.round_metrics(10.5, view())["time/publish_s"] == 0.0
-    train(meter, 12.0, 13.0)
-    metrics = meter.round_metrics(13.0, view())
+    run = two_collectors()
+    assert run.meter.metrics["time/publish_s"] == 0.0
+    run.tell(Published(1, 0.5), 10.5)
+    metrics = run.train(12.0, 13.0)
     assert metrics["time/publish_s"] == 0.5
     assert metrics["time/wait_s"] == pytest.approx(3.0 - 1.0 - 0.5)
+    assert run.train(13.0, 14.0)["time/publish_s"] == 0.0
 
 
-def test_work_that_spans_two_rounds_counts_in_both() -> None:
-    meter = PaceMeter(num_lanes=1)
-    meter.issued(ticket(0), 0.0)
-    first = segment(0)
-    meter.arrived(first, 0, 4.0)
-    meter.issued(ticket(1), 6.0)
-    train(meter, 4.0, 10.0, first)
-    assert meter.round_metrics(10.0, view())["pace/collect_idle_ratio"] == pytest.approx(0.2)
-    second = segment(1)
-    meter.arrived(second, 0, 15.0)
-    train(meter, 15.0, 20.0, second)
-    metrics = meter.round_metrics(20.0, view())
-    assert metrics["pace/collect_idle_ratio"] == pytest.approx(0.5)
-    assert metrics["time/collect_s"] == pytest.approx(9.0)
-    assert metrics["pace/bottleneck"] == "balanced"
-
-
-def test_an_arrival_noticed_late_does_not_make_the_collector_look_busy() -> None:
-    meter = PaceMeter(num_lanes=1)
-    meter.issued(ticket(0), 0.0)
-    late = segment(0, collect_s=2.0)
-    meter.arrived(late, 0, 8.0)
-    train(meter, 8.0, 10.0, late)
-    metrics = meter.round_metrics(10.0, view())
-    assert metrics["pace/collect_idle_ratio"] == pytest.approx(0.8)
-    assert metrics["time/collect_s"] == pytest.approx(2.0)
-
-
-def test_tickets_that_wait_on_one_lane_are_worked_on_one_after_the_other() -> None:
-    meter = PaceMeter(num_lanes=1)
-    meter.issued(ticket(0), 0.0)
-    meter.issued(ticket(1), 0.0)
-    first, second = segment(0, collect_s=1.0), segment(1, collect_s=3.0)
-    meter.arrived(first, 0, 6.0)
-    meter.arrived(second, 0, 6.0)
-    train(meter, 6.0, 8.0, first, second)
-    assert meter.round_metrics(8.0, view())["pace/collect_idle_ratio"] == pytest.approx(0.5)
-
-
-def test_a_lost_collector_idles_until_its_ticket_is_issued_again() -> None:
-    meter = PaceMeter(num_lanes=2)
-    meter.issued(ticket(0, lane=0), 0.0)
-    meter.worker_lost(0, 2.0)
-    meter.issued(ticket(0, lane=1, attempt=1), 6.0)
-    again = segment(0, lane=1)
-    meter.arrived(again, 0, 10.0)
-    train(meter, 10.0, 10.0, again)
-    assert meter.round_metrics(10.0, view())["pace/collect_idle_ratio"] == pytest.approx(1 - (2 + 4) / 20)
-
-
-def test_a_ticket_issued_again_elsewhere_leaves_its_old_lane() -> None:
-    meter = PaceMeter(num_lanes=2)
-    meter.issued(ticket(0, lane=0), 0.0)
-    meter.issued(ticket(0, lane=1, attempt=1), 4.0)
-    again = segment(0, lane=1)
-    meter.arrived(again, 0, 8.0)
-    train(meter, 8.0, 8.0, again)
-    assert meter.round_metrics(8.0, view())["pace/collect_idle_ratio"] == pytest.approx(1 - 4 / 16)
+def test_a_round_that_is_noticed_late_ended_when_the_learner_ended_it() -> None:
+    run = Run()
+    run.issue(0, 0.0)
+    run.arrive(segment(0), 2.0)
+    run.tell(TrainStarted(Batch(0, (), 1)), 2.0)
+    event = RoundTrained(1, Batch(0, (segment(0),), 1), {}, started_s=2.0, ended_s=8.0)
+    run.signals = run.meter.measure(event)
+    run.tell(event, 12.0)
+    assert (run.signals.round_s, run.signals.train_s) == (8.0, 6.0)
+    assert run.meter.metrics["time/elapsed_s"] == pytest.approx(12.0), "and the clock went on since"
+    assert run.train(12.0, 13.0)["time/round_s"] == pytest.approx(5.0)
 
 
 def test_ages_are_weighted_by_samples() -> None:
-    meter = PaceMeter(num_lanes=1, staleness_threshold=1)
+    run = Run(staleness_threshold=1)
     batch = [segment(0, version=5, steps=90), segment(1, version=4, steps=6), segment(2, version=2, steps=4)]
-    train(meter, 0.0, 1.0, *batch, version=5)
-    metrics = meter.round_metrics(1.0, view())
+    metrics = run.train(0.0, 1.0, *batch, version=5)
     assert metrics["pace/avg_sample_age"] == pytest.approx((6 * 1 + 4 * 3) / 100)
     assert (metrics["pace/max_sample_age"], metrics["pace/p95_sample_age"]) == (3, 1)
     assert metrics["pace/stale_samples_ratio"] == pytest.approx(0.04)
@@ -213,175 +247,291 @@ def test_ages_are_weighted_by_samples() -> None:
 
 def test_age_counts_from_the_oldest_version_in_a_segment() -> None:
     mixed = Segment(ticket(0), {}, np.array([7, 4, 6]), {"env_steps": 3})
-    meter = PaceMeter(num_lanes=1)
-    train(meter, 0.0, 1.0, mixed, version=8)
-    assert meter.round_metrics(1.0, view())["pace/max_sample_age"] == 4
+    run = Run()
+    assert run.train(0.0, 1.0, mixed, version=8)["pace/max_sample_age"] == 4
+
+
+def test_the_oldest_age_of_the_run_is_kept() -> None:
+    run = Run()
+    run.train(0.0, 1.0, segment(0, version=2), version=5)
+    run.train(1.0, 2.0, segment(1, version=6), version=6)
+    assert run.meter.max_staleness == 3
+    run.tell(TrainStarted(Batch(7, (), 1)), 2.0)
+    run.meter.measure(RoundTrained(8, Batch(7, (), 1), {"pace/max_sample_age": 5.0}, 2.0, 3.0))
+    assert run.meter.max_staleness == 5, "a learner with a replay of its own reports what it trained"
 
 
 def test_returns_are_repeated_while_no_episode_ends() -> None:
-    meter = PaceMeter(num_lanes=1)
-    train(meter, 0.0, 1.0)
-    before = meter.round_metrics(1.0, view())
+    run = Run()
+    before = dict(run.train(0.0, 1.0))
     assert math.isnan(before["rollout/return_mean"])
     assert math.isnan(before["rollout/return_mean_100"])
-    train(meter, 1.5, 2.0, segment(0, returns=(4.0, 8.0)))
-    train(meter, 2.5, 3.0)
-    after = meter.round_metrics(3.0, view())
+    run.train(1.5, 2.0, segment(0, returns=(4.0, 8.0)))
+    after = run.train(2.5, 3.0)
     assert (after["rollout/return_mean"], after["rollout/length_mean"]) == (6.0, 6.0)
 
 
 def test_the_rolling_mean_forgets_all_but_the_last_hundred_episodes() -> None:
-    meter = PaceMeter(num_lanes=1)
+    run = Run()
     last = segment(1, returns=tuple(float(i) for i in range(100)))
-    train(meter, 0.0, 1.0, segment(0, returns=(1000.0,) * 50), last)
-    assert meter.return_mean_100 == pytest.approx(49.5)
+    run.train(0.0, 1.0, segment(0, returns=(1000.0,) * 50), last)
+    assert run.meter.return_mean_100 == pytest.approx(49.5)
 
 
 def test_episodes_count_in_the_order_of_training_not_of_arrival() -> None:
     first, second = segment(0, returns=(1.0,)), segment(1, returns=(2.0,) * 100)
     means = []
     for arrivals in ((first, second), (second, first)):
-        meter = PaceMeter(num_lanes=1)
+        run = Run()
         for item in arrivals:
-            meter.arrived(item, 0, 0.0)
-        train(meter, 0.0, 1.0, first, second)
-        means.append(meter.return_mean_100)
+            run.arrive(item, 0.0)
+        run.train(0.0, 1.0, first, second)
+        means.append(run.meter.return_mean_100)
     assert means == [2.0, 2.0]
 
 
-def test_pauses_are_nobodys_idleness() -> None:
-    meter = PaceMeter(num_lanes=1)
-    meter.issued(ticket(0), 0.0)
-    meter.arrived(segment(0), 0, 5.0)
-    meter.paused(90.0)
-    train(meter, 95.0, 100.0, segment(0))
-    signals = meter.signals()
-    assert signals.round_s == pytest.approx(10.0)
-    assert signals.collect_idle == pytest.approx(0.5)
-    assert signals.train_idle == pytest.approx(0.5)
-    assert meter.round_metrics(100.0, view())["time/round_s"] == 100.0
+@pytest.mark.parametrize("pause", [EvalDone(0, {"eval/return_mean": 1.0}, 90.0), Saved(0, None, 90.0)])  # type: ignore[arg-type]
+def test_pauses_are_nobodys_idleness(pause: Event) -> None:
+    run = Run()
+    run.issue(0, 0.0)
+    run.arrive(segment(0), 5.0)
+    run.tell(pause, 95.0)
+    metrics = run.train(95.0, 100.0, segment(0))
+    assert run.signals.round_s == pytest.approx(10.0)
+    assert run.signals.collect_idle == pytest.approx(0.5)
+    assert run.signals.train_idle == pytest.approx(0.5)
+    assert metrics["time/round_s"] == 100.0
+
+
+def test_an_evaluation_beside_the_training_is_no_pause() -> None:
+    run = Run(pauses_for_eval=False)
+    run.issue(0, 0.0)
+    run.tell(EvalDone(0, {"eval/return_mean": 1.0}, 90.0), 95.0)
+    run.train(95.0, 100.0)
+    assert run.signals.round_s == pytest.approx(100.0)
 
 
 def test_samples_are_counted_in_the_first_unit_known() -> None:
-    meter = PaceMeter(num_lanes=1)
+    run = Run()
     for number, units in enumerate([{"env_steps": 5, "agent_steps": 15}, {"tokens": 70}, {"games": 3}, {}]):
-        meter.arrived(Segment(ticket(number), {}, np.array([0]), units), 0, 0.0)
-    metrics = meter.round_metrics(0.0, view())
+        run.arrive(Segment(ticket(number), {}, np.array([0]), units), 0.0)
+    metrics = run.train(0.0, 1.0)
     assert metrics["rollout/total_generated_samples"] == 5 + 70 + 1 + 1
-    assert metrics["rollout/total_env_steps"] == 5
+    assert metrics["rollout/total_env_steps"] == run.meter.env_steps == 5
 
 
 def test_queue_bytes_are_those_that_wait() -> None:
-    meter = PaceMeter(num_lanes=1)
+    run = Run()
     waiting = [segment(number) for number in range(4)]
     for item in waiting:
-        meter.arrived(item, 10**item.ticket.number, 0.0)
-    assert meter.round_metrics(0.0, view(ready=4))["queue/bytes"] == 1111
-    train(meter, 0.0, 1.0, waiting[2])
-    assert meter.round_metrics(1.0, view(ready=3))["queue/bytes"] == 1011
-    assert meter.round_metrics(1.0, view(ready=2))["queue/bytes"] == 1010
-    assert meter.round_metrics(1.0, view(ready=0))["queue/bytes"] == 0
+        run.arrive(item, 0.0, 10**item.ticket.number)
+    assert run.train(0.0, 1.0)["queue/bytes"] == 1111
+    assert run.train(1.0, 2.0, waiting[2])["queue/bytes"] == 1011
+    run.tell(SegmentDropped(0, "stale"), 2.0)
+    assert run.train(2.0, 3.0)["queue/bytes"] == 1010
+    assert run.train(3.0, 4.0, waiting[1], waiting[3])["queue/bytes"] == 0
+
+
+def test_the_queue_is_that_of_the_ledger() -> None:
+    run = Run()
+    run.pace.ready, run.pace.trained = 3, 8
+    metrics = run.train(0.0, 1.0)
+    assert (metrics["queue/size"], metrics["queue/total_consumed"]) == (3, 8)
 
 
 def test_the_learner_names_its_own_metrics_and_counts_its_own_steps() -> None:
-    meter = PaceMeter(num_lanes=1)
-    train(meter, 0.0, 1.0, gradient_steps=16.0, loss=0.5)
-    train(meter, 1.0, 2.0, gradient_steps=16.0, loss=0.25)
-    metrics = meter.round_metrics(2.0, view())
+    run = Run()
+    run.train(0.0, 1.0, gradient_steps=16.0, loss=0.5)
+    metrics = run.train(1.0, 2.0, gradient_steps=16.0, loss=0.25)
     assert (metrics["learn/global_steps"], metrics["learn/loss"]) == (32.0, 0.25)
+    assert run.train(2.0, 3.0, processed_samples=7.0)["learn/processed_samples"] == 7.0, "its own name wins"
 
 
 def test_system_figures_are_taken_as_given() -> None:
-    meter = PaceMeter(num_lanes=3)
-    metrics = meter.round_metrics(0.0, view(), {"system/rss_bytes": 5.0, "system/cpu_percent": 99.0})
-    assert (metrics["system/rss_bytes"], metrics["system/workers_alive"]) == (5.0, 3)
-    assert math.isnan(meter.round_metrics(0.0, view())["system/rss_bytes"])
+    asked: list[float] = []
+
+    def system(now_s: float) -> Metrics:
+        asked.append(now_s)
+        return {"system/rss_bytes": 5.0, "system/cpu_percent": 99.0}
+
+    run = Run(3, system=system)
+    run.pace.num_up = 3
+    metrics = run.train(0.0, 1.0)
+    assert (metrics["system/rss_bytes"], metrics["system/workers_alive"], asked) == (5.0, 3, [1.0])
+    assert math.isnan(Run(3).train(0.0, 1.0)["system/rss_bytes"])
 
 
 def test_signals_for_the_tuner() -> None:
-    signals = two_lanes().signals()
+    run = Run(2)
+    first, second = segment(0, 0, collect_s=2.0), segment(1, 1, collect_s=4.0)
+    run.issue(0, 0.0, 0)
+    run.issue(1, 0.0, 1)
+    run.arrive(first, 2.0)
+    run.arrive(second, 4.0)
+    run.train(4.0, 10.0, first, second, ess=0.9, behaviour_kl=0.01)
+    signals = run.signals
     assert (signals.round_s, signals.collect_s, signals.train_s) == (10.0, 3.0, 6.0)
     assert signals.collect_idle == pytest.approx(0.7)
     assert signals.train_idle == pytest.approx(0.4)
     assert (signals.ess, signals.behaviour_kl) == (0.9, 0.01)
-    meter = PaceMeter(num_lanes=1)
-    train(meter, 0.0, 1.0, ess=math.nan)
-    assert (meter.signals().ess, meter.signals().behaviour_kl) == (None, None)
+    run = Run()
+    run.train(0.0, 1.0, ess=math.nan)
+    assert (run.signals.ess, run.signals.behaviour_kl) == (None, None)
+
+
+def test_signals_are_there_before_the_round_is_told() -> None:
+    run = Run()
+    run.tell(TrainStarted(Batch(0, (), 1)), 0.0)
+    run.meter.measure(RoundTrained(1, Batch(0, (), 1), {}, 0.0, 1.0))
+    assert run.meter.metrics == {}
 
 
 def test_evaluations_carry_their_version_time_and_skips() -> None:
-    meter = PaceMeter(num_lanes=1)
-    meter.eval_skipped(2)
-    assert meter.evaluated(7, {"eval/return_mean": 3.0}, 1.5) == {
+    run = Run()
+    run.pace.eval_skipped = 2
+    run.tell(EvalDone(7, {"eval/return_mean": 3.0}, 1.5), 1.0)
+    assert run.meter.eval_metrics == {
         **{"eval/return_mean": 3.0, "eval/version": 7.0, "eval/time_s": 1.5, "eval/skipped": 2.0},
     }
 
 
-def test_counters_survive_a_checkpoint() -> None:
-    meter = two_lanes()
-    meter.arrived(segment(2, returns=(5.0,)), 777, 11.0)
-    meter.worker_lost()
+def test_an_evaluation_that_failed_leaves_the_last_one() -> None:
+    run = Run()
+    run.tell(EvalDone(7, {"eval/return_mean": 3.0}, 1.5), 1.0)
+    before = dict(run.meter.eval_metrics)
+    run.tell(EvalDone(8, None, 90.0, "broken"), 2.0)
+    assert run.meter.eval_metrics == before
+
+
+def test_skipped_evaluations_add_up_across_starts_of_a_run() -> None:
+    run = Run()
+    run.pace.eval_skipped = 2
+    run.train(0.0, 1.0)
+    resumed = Run()
+    resumed.pace.eval_skipped = 2  # the pace continues from its own saved state
+    resumed.meter.load_state_dict(run.meter.state_dict(), ())
+    resumed.pace.eval_skipped = 3
+    resumed.tell(EvalDone(7, {"eval/return_mean": 3.0}, 1.5), 1.0)
+    assert resumed.meter.eval_metrics["eval/skipped"] == 3.0
+
+
+def through_a_checkpoint(meter: Meter) -> StateTree:
     skeleton, arrays = pack(meter.state_dict())
-    resumed = PaceMeter(num_lanes=2)
-    resumed.load_state_dict(unpack(json.loads(json.dumps(skeleton)), arrays))
-    before, after = meter.round_metrics(11.0, view(ready=1)), resumed.round_metrics(500.0, view(ready=1))
+    return unpack(json.loads(json.dumps(skeleton)), arrays)
+
+
+def test_counters_survive_a_checkpoint() -> None:
+    run = two_collectors(lambda run: run.tell(CollectorDown(1, "killed"), 4.0))
+    waiting = segment(2, returns=(5.0,))
+    run.arrive(waiting, 11.0, 777)
+    state = through_a_checkpoint(run.meter)
+    resumed = Run(2)
+    resumed.meter.load_state_dict(state, ready=[2])
+    assert resumed.meter.return_mean_100 == run.meter.return_mean_100
+    assert resumed.meter.env_steps == run.meter.env_steps == 500
+    before, after = dict(run.train(11.0, 12.0)), dict(resumed.train(511.0, 512.0))
     kept = [name for name in NAMES if name.split("/")[0] in ("queue", "rollout") and "per_s" not in name]
-    kept += ["pace/collect_count", "learn/global_steps", "learn/processed_samples", "time/eta_s"]
+    kept += ["pace/collect_count", "learn/global_steps", "learn/processed_samples"]
     kept += ["system/worker_restarts", "weights/param_sync_count"]
     assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
-    assert resumed.return_mean_100 == meter.return_mean_100
-    waiting = segment(2, returns=(5.0,))
-    resumed.issued(ticket(3), 500.0)
-    train(resumed, 501.0, 502.0, waiting)
-    assert resumed.round_metrics(502.0, view())["time/elapsed_s"] == pytest.approx(12.0)
-    assert resumed.round_metrics(502.0, view())["time/round_s"] == pytest.approx(2.0)
+    assert after["queue/bytes"] == 777
+    assert after["time/elapsed_s"] == pytest.approx(11.0), (
+        "the ten seconds before count, the time between not"
+    )
+    resumed.issue(3, 512.0)
+    assert resumed.train(513.0, 514.0, waiting)["queue/bytes"] == 0
+    assert resumed.meter.metrics["time/round_s"] == pytest.approx(2.0)
 
 
-def rounds_of(meter: PaceMeter, seconds: list[float], begin_s: float = 0.0, first: int = 0) -> float:
+def test_segments_that_were_not_restored_leave_the_queue() -> None:
+    run = two_collectors()
+    run.arrive(segment(2), 11.0, 777)
+    run.arrive(segment(3), 11.0, 23)
+    resumed = Run(2)
+    resumed.meter.load_state_dict(through_a_checkpoint(run.meter), ready=[3])
+    assert resumed.train(0.0, 1.0)["queue/bytes"] == 23
+
+
+def test_steps_per_second_are_those_of_this_start() -> None:
+    run = two_collectors()
+    assert run.meter.steps_per_s == pytest.approx(400 / 10)
+    resumed = Run(2)
+    resumed.meter.load_state_dict(run.meter.state_dict(), ())
+    assert resumed.meter.steps_per_s == 0.0
+    resumed.issue(2, 500.0)
+    resumed.arrive(segment(2, steps=60), 501.0)
+    resumed.train(501.0, 502.0)
+    assert resumed.meter.steps_per_s == pytest.approx(60 / 2)
+
+
+def test_nothing_is_left_to_do_once_the_run_is_over() -> None:
+    run = two_collectors()
+    assert run.meter.metrics["time/eta_s"] > 0
+    run.meter.finish()
+    assert run.meter.metrics["time/eta_s"] == 0.0
+    empty = Run()
+    empty.meter.finish()
+    assert empty.meter.metrics == {}
+
+
+def rounds_of(run: Run, seconds: list[float], begin_s: float = 0.0, first: int = 0) -> float:
     """Train rounds that take so long one after the other; return when the last one ends."""
     for number, took_s in enumerate(seconds, start=first):
-        meter.issued(ticket(number), begin_s)
-        train(meter, begin_s, begin_s + took_s)
+        run.arrive(segment(number), begin_s)
+        run.train(begin_s, begin_s + took_s)
         begin_s += took_s
     return begin_s
 
 
-def eta_s(meter: PaceMeter, now_s: float, rounds_left: int) -> float:
-    return meter.round_metrics(now_s, view(version=3, rounds=3 + rounds_left))["time/eta_s"]
+def eta_s(run: Run, rounds_left: int) -> float:
+    """Return what the meter says with so many rounds left, after another round of no length."""
+    run.pace.version, run.pace.rounds = 3, 3 + rounds_left
+    event = RoundTrained(3, Batch(2, (), 1))
+    run.meter.handlers()[RoundTrained](event, 0.0)
+    value = run.meter.metrics["time/eta_s"]
+    assert isinstance(value, float)
+    return value
 
 
 def test_the_time_left_is_that_of_as_many_rounds_as_are_left() -> None:
-    meter = PaceMeter(num_lanes=1)
-    end_s = rounds_of(meter, [2.0, 4.0])
-    assert eta_s(meter, end_s, rounds_left=10) == pytest.approx(30.0)
-    assert eta_s(meter, end_s, rounds_left=0) == 0.0
+    run = Run()
+    rounds_of(run, [2.0, 4.0])
+    assert eta_s(run, rounds_left=10) == pytest.approx(30.0)
+    assert eta_s(run, rounds_left=0) == 0.0
 
 
 def test_the_start_of_the_collectors_is_no_part_of_the_speed() -> None:
-    meter = PaceMeter(num_lanes=1)
-    meter.published(0, 0.1, 1.0)
-    end_s = rounds_of(meter, [2.0, 2.0], begin_s=101.0)
-    assert meter.round_metrics(end_s, view())["time/elapsed_s"] == pytest.approx(104.0)
-    assert eta_s(meter, end_s, rounds_left=10) == pytest.approx(20.0)
+    run = Run()
+    run.tell(Published(0, 0.1), 1.0)
+    rounds_of(run, [2.0, 2.0], begin_s=101.0)
+    assert run.meter.metrics["time/elapsed_s"] == pytest.approx(104.0)
+    assert eta_s(run, rounds_left=10) == pytest.approx(20.0)
 
 
 def test_a_resumed_run_believes_in_its_own_speed_after_a_few_rounds() -> None:
-    before = PaceMeter(num_lanes=1)
+    before = Run()
     rounds_of(before, [10.0] * 50)
-    meter = PaceMeter(num_lanes=1)
-    meter.load_state_dict(before.state_dict())
-    meter.published(50, 0.1, 1000.0)
-    assert eta_s(meter, 1000.0, rounds_left=10) == pytest.approx(100.0), "all it knows yet"
-    now_s = rounds_of(meter, [1.0] * 4, begin_s=1030.0, first=50)
-    assert eta_s(meter, now_s, rounds_left=10) > 90.0
-    now_s = rounds_of(meter, [1.0], begin_s=now_s, first=54)
-    assert eta_s(meter, now_s, rounds_left=10) == pytest.approx(10.0)
-    now_s = rounds_of(meter, [3.0] * 5, begin_s=now_s, first=55)
-    assert eta_s(meter, now_s, rounds_left=10) == pytest.approx(20.0)
+    run = Run()
+    run.meter.load_state_dict(before.meter.state_dict(), ())
+    run.tell(Published(50, 0.1), 1000.0)
+    assert eta_s(run, rounds_left=10) == pytest.approx(100.0), "all it knows yet"
+    now_s = rounds_of(run, [1.0] * 4, begin_s=1030.0, first=50)
+    assert eta_s(run, rounds_left=10) > 90.0
+    now_s = rounds_of(run, [1.0], begin_s=now_s, first=54)
+    assert eta_s(run, rounds_left=10) == pytest.approx(10.0)
+    rounds_of(run, [3.0] * 5, begin_s=now_s, first=55)
+    assert eta_s(run, rounds_left=10) == pytest.approx(20.0)
+
+
+def test_the_speed_is_that_of_the_last_fifty_rounds() -> None:
+    run = Run()
+    now_s = rounds_of(run, [100.0] * 3)
+    rounds_of(run, [2.0] * 50, begin_s=now_s, first=3)
+    assert eta_s(run, rounds_left=1) == pytest.approx(2.0)
 
 
 @given(
-    lanes=st.lists(
+    collectors=st.lists(
         st.lists(st.tuples(st.floats(0, 5), st.floats(0.01, 5)), min_size=1, max_size=6),
         min_size=1,
         max_size=3,
@@ -389,30 +539,29 @@ def test_a_resumed_run_believes_in_its_own_speed_after_a_few_rounds() -> None:
     cuts=st.lists(st.floats(0.1, 4), min_size=1, max_size=10),
 )
 def test_busy_time_is_neither_lost_nor_counted_twice(
-    lanes: list[list[tuple[float, float]]], cuts: list[float]
+    collectors: list[list[tuple[float, float]]], cuts: list[float]
 ) -> None:
-    happenings: list[tuple[float, int, str, Segment | None]] = [(0.0, 0, "start", None)]
+    happenings: list[tuple[float, int, str, Segment]] = []
     number, worked_s, end_s = 0, 0.0, 0.0
-    for lane, work in enumerate(lanes):
+    for collector, work in enumerate(collectors):
         now_s = 0.0
         for gap_s, took_s in work:
             begin_s, now_s = now_s + gap_s, now_s + gap_s + took_s
-            item = segment(number, lane)
+            item = segment(number, collector)
             happenings += [(begin_s, 1, "issue", item), (now_s, 2, "arrive", item)]
             number, worked_s, end_s = number + 1, worked_s + took_s, max(end_s, now_s)
     cut_s = np.cumsum([0.0, *cuts])[1:]
-    happenings += [(float(cut), 3, "train", None) for cut in (*cut_s, max(end_s, cut_s[-1]) + 1.0)]
-    meter, busy_s, last_s = PaceMeter(num_lanes=len(lanes)), 0.0, 0.0
+    ends_s = deque(float(cut) for cut in (*cut_s, max(end_s, cut_s[-1]) + 1.0))
+    happenings += [(cut, 3, "train", segment(0)) for cut in ends_s]
+    run, busy_s, last_s = Run(len(collectors)), 0.0, 0.0
+    run.tell(Published(0, 0.0), 0.0)
     for now_s, _, kind, item in sorted(happenings, key=lambda entry: entry[:2]):
-        if kind == "start":
-            meter.published(0, 0.0, 0.0)
-        elif kind == "issue":
-            meter.issued(item.ticket, now_s)
+        if kind == "issue":
+            run.tell(Issued(item.ticket), now_s)
         elif kind == "arrive":
-            meter.arrived(item, 0, now_s)
+            run.tell(SegmentArrived(item), now_s)
         else:
-            train(meter, now_s, now_s)
-            metrics = meter.round_metrics(now_s, view())
-            busy_s += (1 - metrics["pace/collect_idle_ratio"]) * (now_s - last_s) * len(lanes)
+            metrics = run.train(now_s, now_s)
+            busy_s += (1 - metrics["pace/collect_idle_ratio"]) * (now_s - last_s) * len(collectors)
             last_s = now_s
     assert busy_s == pytest.approx(worked_s, abs=1e-6)

@@ -17,7 +17,6 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 import offbeat
-from offbeat import playing
 from offbeat.algorithms.ppo import ALGORITHM, PPOConfig
 from offbeat.cli import play as cli_play
 from offbeat.cli.main import main
@@ -26,8 +25,9 @@ from offbeat.envs.judged import check_eval_env, look_at_world
 from offbeat.errors import CheckpointError, ConfigError, EnvError
 from offbeat.observe import film as film_module
 from offbeat.observe.film import Film
-from offbeat.playing import Moment, PlayResult, Wishes
-from offbeat.roles import Alone, WorkerContext
+from offbeat.roles import SingleRank, WorkerContext
+from offbeat.run import playing
+from offbeat.run.playing import Moment, PlayResult, Wishes
 
 HERE = __name__
 
@@ -549,7 +549,7 @@ def judged(**kwargs: Any) -> RunConfig:
 def test_evaluation_has_arguments_of_its_own() -> None:
     roles = ALGORITHM.build(judged(worth=5.0))
     evaluator = roles.evaluate.make(WorkerContext(collector=0, num_collectors=1, seed=0))
-    metrics = evaluator.evaluate(roles.learner(Alone()).weights(), seed=0)
+    metrics = evaluator.evaluate(roles.learner(SingleRank()).weights(), seed=0)
     assert (metrics["eval/return_mean"], metrics["eval/length_mean"]) == (15.0, 3.0)
     assert judged(worth=5.0).eval_env.kwargs == {"length": 3, "worth": 5.0}
     assert judged().eval_env == judged().env

@@ -12,7 +12,7 @@ from offbeat.algorithms.ppo import ALGORITHM, PPOConfig
 from offbeat.config.models import EnvConfig, RunConfig
 from offbeat.models.actor import initial_memory, make_actor
 from offbeat.models.spec import network_spec
-from offbeat.roles import Collector, Evaluator, InPlaceCollector, WorkerContext
+from offbeat.roles import Evaluator, InPlaceCollector, SerialCollector, WorkerContext
 from tests.unit.ppo_fakes import FLOATS, FakeWorld, make_collector, make_learner, settings, ticket
 
 IMAGES = Box(0, 1, (10, 10, 2), np.bool_)
@@ -35,7 +35,7 @@ def roles(case="mlp", lengths=(3, 5, 100), seed=0):
 @pytest.mark.parametrize("case", CASES)
 def test_segments_are_as_specified(case):
     collector, learner, _ = roles(case)
-    assert isinstance(collector, Collector)
+    assert isinstance(collector, SerialCollector)
     assert isinstance(collector, InPlaceCollector)
     spec = collector.segment_spec()
     segment = collector.collect(ticket(version=4), learner.weights())
@@ -185,7 +185,7 @@ def test_makers_travel_by_pickle():
     context = WorkerContext(collector=1, num_collectors=2, seed=0)
     collector = cloudpickle.loads(cloudpickle.dumps(built.collect)).make(context)
     evaluator = cloudpickle.loads(cloudpickle.dumps(built.evaluate)).make(context)
-    assert isinstance(collector, Collector)
+    assert isinstance(collector, SerialCollector)
     assert isinstance(evaluator, Evaluator)
     assert collector.segment_spec()["obs"].shape == (5, 2, 4)
     assert (built.mode, built.segments_per_round) == ("stream", 2)

@@ -12,7 +12,7 @@ from offbeat.config.models import EnvConfig, EvalConfig, RunConfig
 from offbeat.errors import EvalError, OffbeatError
 from offbeat.models.actor import make_actor
 from offbeat.models.spec import network_spec
-from offbeat.roles import Alone
+from offbeat.roles import SingleRank
 from tests.unit.ppo_fakes import FLOATS, FakeWorld, make_learner, settings
 
 
@@ -71,7 +71,7 @@ def test_fewer_episodes_than_environments():
         eval=EvalConfig(episodes=3, num_envs=10),
     )
     roles = ALGORITHM.build(config)
-    metrics = roles.evaluate.make(None).evaluate(roles.learner(Alone()).weights(), seed=0)
+    metrics = roles.evaluate.make(None).evaluate(roles.learner(SingleRank()).weights(), seed=0)
     assert metrics["eval/episodes"] == 3
 
 
@@ -105,6 +105,6 @@ def test_recurrent_policies_remember_until_reset():
 def test_the_policy_of_a_run():
     config = RunConfig(algorithm=PPOConfig(network={"hidden": (8,)}), env=EnvConfig(id="CartPole-v1"))
     roles = ALGORITHM.build(config)
-    acting = roles.policy(roles.learner(Alone()).weights())
+    acting = roles.policy(roles.learner(SingleRank()).weights())
     assert acting.act(np.zeros(4)) in (0, 1)
     assert acting.act(np.zeros((6, 4))).shape == (6,)

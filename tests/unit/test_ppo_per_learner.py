@@ -8,8 +8,8 @@ import pytest
 from offbeat.algorithms.ppo.rounds import Round
 from offbeat.algorithms.ppo_per.items import from_items, item_spec, item_versions, to_items
 from offbeat.errors import DivergedError, TrainError
-from offbeat.recording import learner_digest
 from offbeat.roles import Learner
+from offbeat.run.saving import learner_digest
 from offbeat.types import Batch
 from tests.unit.ppo_fakes import FakeWorld, collect_batch, ticket, train_rounds
 from tests.unit.ppo_per_fakes import (

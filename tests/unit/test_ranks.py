@@ -16,7 +16,7 @@ from offbeat.errors import ConfigError, DivergedError, LearnerLost, TrainError
 from offbeat.models import ranks as ranks_module
 from offbeat.models.ranks import choose_backend, choose_device
 from offbeat.models.spec import network_spec
-from offbeat.roles import Alone, Learner, Ranks
+from offbeat.roles import Learner, Ranks, SingleRank
 from offbeat.runtime.ranks import PeerGone, RankedLearner, checksum_of
 from offbeat.types import Batch
 from tests.unit.ppo_fakes import FakeWorld, collect_batch, make_collector, settings
@@ -42,7 +42,7 @@ class ThreadRanks:
 
 def all_ranks(size):
     shared = (threading.Barrier(size), [None] * size)
-    return [ThreadRanks(rank, size, shared) for rank in range(size)] if size > 1 else [Alone()]
+    return [ThreadRanks(rank, size, shared) for rank in range(size)] if size > 1 else [SingleRank()]
 
 
 def together(jobs):
@@ -221,16 +221,16 @@ class FakePeer:
         self.answers, self.told, self.ended = list(answers), [], None
         self.illness = None
 
-    def tell(self, packed):
+    def send(self, packed):
         self.told.append(packed)
 
-    def hear(self, timeout_s):
+    def receive(self, timeout_s):
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def ailment(self):
+    def failure_reason(self):
         return self.illness
 
     def stack(self):
@@ -243,7 +243,7 @@ class FakePeer:
         self.ended = timeout_s
 
 
-class FakeCrew:
+class FakeLauncher:
     closed = False
 
     def pack(self, request):
@@ -293,7 +293,7 @@ def ranked():
     made = []
 
     def make(*peers, error=None):
-        made.append(RankedLearner(Counter(error), FakeRanks(), FakeCrew(), peers, timeout_s=5.0))
+        made.append(RankedLearner(Counter(error), FakeRanks(), FakeLauncher(), peers, timeout_s=5.0))
         return made[-1]
 
     yield make
@@ -316,7 +316,7 @@ def test_a_round_is_told_to_all_ranks_and_compared(ranked):
     assert learner.pids() == {"learner_rank_1": 1001, "learner_rank_2": 1002}
     learner.close()
     assert all(peer.ended > 0 for peer in peers), "healthy ranks are asked to stop"
-    assert learner._crew.closed
+    assert learner._launcher.closed
     with pytest.raises(LearnerLost):
         learner.train(BATCH)
 
@@ -367,7 +367,7 @@ def test_what_the_watch_found_explains_a_lost_rank(ranked):
     learner = ranked(peer)
     peer.illness = "learner_rank_1 gave no sign of life"
     for _ in range(600):
-        if learner._watch.ailments:
+        if learner._watch.failures:
             break
         time.sleep(0.05)
     with pytest.raises(LearnerLost, match="round 4: learner_rank_1 gave no sign of life"):
@@ -440,7 +440,7 @@ def test_nccl_only_where_each_rank_has_a_gpu(gpus):
 
 
 def test_alone_is_the_ranks_of_one():
-    ranks: Ranks = Alone()
+    ranks: Ranks = SingleRank()
     tensor = torch.ones(2)
     ranks.sum_(tensor)
     assert (ranks.rank, ranks.size, tensor.tolist()) == (0, 1, [1.0, 1.0])
@@ -461,12 +461,12 @@ def test_ranks_whose_connection_is_closed_while_it_is_made_meet_again(monkeypatc
 
     monkeypatch.setattr(distributed, "PrefixStore", lambda name, store: (name, prefixed(name, store)))
     monkeypatch.setattr(distributed, "ProcessGroupGloo", Shaky)
-    point = ranks_module.MeetingPoint(ranks_module.THIS_MACHINE, 2, "gloo", 20.0, 20.0)
+    point = ranks_module.RendezvousHost(ranks_module.THIS_MACHINE, 2, "gloo", 20.0, 20.0)
     sums = {}
 
     def meet(rank):
         store = point.store if rank == 0 else None
-        ranks = ranks_module.TorchRanks(point.meeting, rank, torch.device("cpu"), store)
+        ranks = ranks_module.TorchRanks(point.rendezvous, rank, torch.device("cpu"), store)
         both = torch.tensor([1.0 + rank])
         ranks.sum_(both)
         sums[rank] = both.item()

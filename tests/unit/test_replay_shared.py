@@ -15,7 +15,7 @@ import torch
 from offbeat.algorithms.ppo_per.ranked import RankedReplay, agreed
 from offbeat.errors import CheckpointError, ConfigError, LearnerLost, PromiseBroken
 from offbeat.replay import PrioritizedReplay, SharedReplayBuffer
-from offbeat.roles import Alone
+from offbeat.roles import SingleRank
 from offbeat.types import ArraySpec
 
 SPEC = {"obs": ArraySpec((3,), "float32"), "action": ArraySpec((), "int64")}
@@ -188,7 +188,7 @@ def test_rank_0_decides_for_all() -> None:
 
     assert together(choose(True), choose(False)) == [True, True]
     assert together(choose(False), choose(True)) == [False, False]
-    assert agreed(Alone(), True, torch.device("cpu")) is True
+    assert agreed(SingleRank(), True, torch.device("cpu")) is True
 
 
 # ---------------------------------------------------------------- refusals

@@ -1,4 +1,4 @@
-"""Judgements without processes or clocks: alive or dead, again or not, diverging or not."""
+"""Judgements without processes or clocks: alive or dead, diverging or not."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from offbeat.config.models import RuntimeConfig
 from offbeat.runtime.learning import on_cpu
-from offbeat.runtime.supervision import LossWatch, Pulse, RestartBudget, Wait, describe_stall
+from offbeat.runtime.supervision import LossWatch, Pulse
 
 
 def watch(pulse: Pulse, counts: list[int], cpu: list[float], start_s: float = 100.0) -> list[bool]:
@@ -52,29 +51,6 @@ def test_nobody_is_blamed_for_time_in_which_nobody_asked() -> None:
     assert [pulse.is_dead(1, 1.0, 503.0 + s) for s in range(5)][-1]
 
 
-def budget(**settings: object) -> RestartBudget:
-    return RestartBudget(RuntimeConfig.model_validate(settings))
-
-
-def test_first_replacement_comes_at_once_and_later_ones_wait_longer() -> None:
-    restarts = budget(restart_backoff_s=0.5, restart_backoff_max_s=3.0)
-    assert [restarts.lost(0, now_s) for now_s in range(6)] == [0.0, 0.5, 1.0, 2.0, 3.0, 3.0]
-    assert restarts.lost(1, 6.0) == 0.0, "each collector has its own row of failures"
-    restarts.worked(0)
-    assert restarts.lost(0, 7.0) == 0.0, "a segment ends the row"
-
-
-def test_budget_counts_within_its_window() -> None:
-    restarts = budget(max_worker_restarts=2, restart_window_s=10.0)
-    for now_s in (0.0, 1.0):
-        restarts.lost(0, now_s)
-    assert not restarts.is_spent
-    restarts.lost(0, 10.5)
-    assert not restarts.is_spent, "the first is forgotten by now"
-    restarts.lost(0, 10.6)
-    assert restarts.is_spent
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", ["learn/loss", "learn/value_loss", "learn/grad_norm"])
 def test_loss_that_is_no_number_is_noticed(name: str, value: float) -> None:
@@ -97,20 +73,6 @@ def test_explosion_is_judged_by_the_median_of_earlier_rounds() -> None:
 def test_first_rounds_have_nothing_to_compare_with() -> None:
     watch = LossWatch(2.0)
     assert [watch.verdict({"learn/loss": loss}) for loss in (1.0, 100.0, 1.0, 50.0)] == [None] * 4
-
-
-def test_stall_report_names_who_waits_for_whom_and_where_they_are() -> None:
-    wait = Wait("round 7", "collector_1 (ticket 14)", 12.34, 120.0, "async_training.generation_timeout")
-    text = describe_stall("nothing happened", [wait], {"collector_1": "File x\n  line y"})
-    assert text.splitlines() == [
-        "nothing happened",
-        "who waits for whom:",
-        "  round 7 waits for collector_1 (ticket 14) since 12.3 s"
-        " (limit 120 s, async_training.generation_timeout)",
-        "collector_1 was here:",
-        "  File x",
-        "    line y",
-    ]
 
 
 def test_weights_leave_the_learner_on_the_cpu_and_without_a_graph() -> None:

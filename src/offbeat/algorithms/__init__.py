@@ -1,4 +1,4 @@
-"""Which algorithms there are: built-in ones and plugins of the entry-point group ``offbeat.algorithms``.
+"""Algorithms by name: built-in, registered, ``module:NAME``, and plugins of ``offbeat.algorithms``.
 
 A plugin package declares, in its ``pyproject.toml``::
 
@@ -10,7 +10,10 @@ It is imported only when a configuration names it.
 
 from __future__ import annotations
 
+import importlib
+import os
 import pkgutil
+import sys
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
@@ -34,27 +37,69 @@ GROUP = "offbeat.algorithms"
 """The entry-point group of plugins."""
 
 
+_REGISTERED: dict[str, Algorithm] = {}
+
+
+def register(algorithm: Algorithm) -> Algorithm:
+    """Make an algorithm known by its name in this process; return it. For scripts and notebooks.
+
+    Example: ``offbeat.register(Algorithm("reinforce", ReinforceConfig, build))``.
+    """
+    _check(algorithm, "offbeat.register")
+    if algorithm.name in BUILTIN or ":" in algorithm.name:
+        raise ConfigError(
+            f"an algorithm cannot be registered as {algorithm.name!r}: choose a name without a colon that no "
+            "built-in algorithm has"
+        )
+    _REGISTERED[algorithm.name] = algorithm
+    return algorithm
+
+
 def names() -> list[str]:
-    """Names of all algorithms, sorted; none of them is imported."""
-    return sorted({*BUILTIN, *(point.name for point in entry_points(group=GROUP))})
+    """Return the names of all algorithms, sorted; none of them is imported."""
+    return sorted({*BUILTIN, *_REGISTERED, *(point.name for point in entry_points(group=GROUP))})
 
 
 def find(name: str) -> Algorithm:
-    """Import an algorithm by name. Raises ``ConfigError`` when there is none or its plugin is broken."""
+    """Return an algorithm by its name or as ``module:NAME``; ConfigError when there is none.
+
+    A module is imported only when it is named, and is looked for in the working directory, too.
+    """
+    if name in _REGISTERED:
+        return _REGISTERED[name]
+    if name in BUILTIN:
+        return _check(pkgutil.resolve_name(BUILTIN[name]), name)
+    if ":" in name:
+        return _check(_load_module(name), name)
+    return _check(_load_plugin(name), f"the plugin for algorithm {name!r}")
+
+
+def _check(found: object, source: str) -> Algorithm:
     from offbeat.algorithms.base import Algorithm
 
-    if name in BUILTIN:
-        found: object = pkgutil.resolve_name(BUILTIN[name])
-    else:
-        found = _load_plugin(name)
     if not isinstance(found, Algorithm):
-        raise ConfigError(f"the plugin for algorithm {name!r} gives {found!r}, which is no Algorithm")
+        raise ConfigError(f"{source} gives {found!r}, which is no Algorithm")
     return found
 
 
 def config_model(name: str) -> type[AlgorithmConfig]:
-    """The model of an algorithm's own settings: what ``load_config`` asks for."""
+    """Return the model of an algorithm's own settings, for ``load_config``."""
     return find(name).config_model
+
+
+def _load_module(name: str) -> object:
+    module, _, attribute = name.partition(":")
+    directory = os.getcwd()
+    if directory not in sys.path:
+        sys.path.append(directory)
+    # Somebody else's code: whatever it raises belongs into a message that says whose it is.
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:
+        raise ConfigError(
+            f"algorithm.name {name!r} cannot be imported: {type(error).__name__}: {error}; it is "
+            "module:NAME, with a module that is installed or lies in the working directory"
+        ) from error
 
 
 def _load_plugin(name: str) -> object:

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 from offbeat.config.models import AlgorithmConfig, EnvConfig, RunConfig
 from offbeat.envs.judged import EnvLook
 from offbeat.envs.make import make_single
-from offbeat.roles import Collector, Evaluator, Learner, PerWorker, Ranks
+from offbeat.roles import Evaluator, Learner, PerWorker, Ranks, SerialCollector
 from offbeat.types import Array
 
 Weights = Mapping[str, Array]
@@ -40,7 +40,7 @@ class Roles:
     ``learner.num_ranks`` has to be 1.
     """
 
-    collect: PerWorker[Collector]
+    collect: PerWorker[SerialCollector]
     learner: Callable[[Ranks], Learner]
     evaluate: PerWorker[Evaluator]
     policy: Callable[[Weights], Policy]

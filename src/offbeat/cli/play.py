@@ -19,7 +19,7 @@ from offbeat.cli.resume import RunDirectory
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from offbeat.playing import Moment, PlayResult, Watch
+    from offbeat.run.playing import Moment, PlayResult, Watch
 
 _LINE_S = 0.1
 

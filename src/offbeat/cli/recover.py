@@ -22,7 +22,7 @@ from offbeat.config.models import RunSection
 from offbeat.observe.callbacks import Callback, RunInfo
 from offbeat.observe.events import EventLog
 from offbeat.observe.logs import close_log, open_log
-from offbeat.recovery import LONGEST_PAUSE_S
+from offbeat.run.restarts import LONGEST_PAUSE_S
 
 _NONE = -1
 

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
 
 from offbeat.cli.output import EXIT_FAILED, JsonFlag, reporting, show_table
 from offbeat.cli.resume import RunDirectory
+from offbeat.errors import ConfigError
+
+if TYPE_CHECKING:
+    from offbeat.config.models import RuntimeKind
 
 _INTERVAL_S = 5.0
+_KINDS = ("inline", "threads", "processes", "ray")
 
 
 class _Progress:
@@ -25,18 +34,32 @@ class _Progress:
             print(f"round {version:,} of {rounds:,}, about {left_s:.0f} s left", file=sys.stderr, flush=True)
 
 
-def replay(run: RunDirectory, as_json: JsonFlag = False) -> None:
-    """Repeat a run serially and compare the weights."""
+def replay(
+    run: RunDirectory,
+    to: Annotated[
+        int | None,
+        typer.Option("--to", min=1, metavar="ROUND", help="Stop there, and leave a run that can be resumed."),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(help="Directory of the run that --to leaves; RUN-to-ROUND if not given.")
+    ] = None,
+    runtime: Annotated[str, typer.Option(help="Where roles live: inline, threads or processes.")] = "inline",
+    as_json: JsonFlag = False,
+) -> None:
+    """Repeat a run and compare the weights."""
     with reporting(as_json) as report:
         from offbeat import api
 
-        outcome = api.replay_run(run, _Progress())
+        kind = _checked(runtime)
+        outcome = api.replay_run(run, _Progress(), runtime=kind, until=to, out=out)
         verdict = "identical weights" if outcome.identical else "DIFFERENT weights"
-        rows = {
-            "rounds": f"{outcome.rounds:,}",
-            "digest now": outcome.digest,
-            "digest recorded": outcome.recorded_digest,
-        }
+        rows = {"rounds": f"{outcome.rounds:,}", "digest now": outcome.digest}
+        if outcome.recorded_digest:
+            rows["digest recorded"] = outcome.recorded_digest
+        if outcome.difference is not None:
+            rows["first difference"] = str(outcome.difference)
+        if to is not None:
+            rows["left in"] = out or f"{run.rstrip('/')}-to-{to}"
         show_table(f"replay of {run}: {verdict}", rows)
         report.values.update(
             run_dir=run,
@@ -44,5 +67,12 @@ def replay(run: RunDirectory, as_json: JsonFlag = False) -> None:
             digest=outcome.digest,
             recorded_digest=outcome.recorded_digest,
             rounds=outcome.rounds,
+            first_difference=None if outcome.difference is None else asdict(outcome.difference),
         )
         report.exit_code = 0 if outcome.identical else EXIT_FAILED
+
+
+def _checked(runtime: str) -> RuntimeKind:
+    if runtime not in _KINDS:
+        raise ConfigError(f"--runtime must be one of {', '.join(_KINDS)}, not {runtime!r}")
+    return cast("RuntimeKind", runtime)

@@ -23,10 +23,10 @@ THIS_MACHINE = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """Where the ranks of a learner find each other, and how patient they are.
 
-    Example: ``Meeting("10.0.0.4", 41233, size=4, backend="gloo", start_timeout_s=60.0, timeout_s=60.0)``;
+    Example: ``Rendezvous("10.0.0.4", 41233, size=4, backend="gloo", start_timeout_s=60.0, timeout_s=60.0)``;
     ``host`` and ``port`` are rank 0's.
     """
 
@@ -38,7 +38,7 @@ class Meeting:
     timeout_s: float
 
 
-class MeetingPoint:
+class RendezvousHost:
     """What rank 0 opens for the others to come to."""
 
     def __init__(
@@ -55,26 +55,26 @@ class MeetingPoint:
                 timeout=timedelta(seconds=start_timeout_s),
                 master_listen_fd=os.dup(server.fileno()),
             )
-        self.meeting = Meeting(host, port, size, backend, start_timeout_s, timeout_s)
+        self.rendezvous = Rendezvous(host, port, size, backend, start_timeout_s, timeout_s)
 
 
 class TorchRanks:
     """One rank's view of all: a process group of its own, beside any that the user's program has."""
 
-    def __init__(self, meeting: Meeting, rank: int, device: torch.device, store: Any = None) -> None:
+    def __init__(self, rendezvous: Rendezvous, rank: int, device: torch.device, store: Any = None) -> None:
         self.rank = rank
-        self.size = meeting.size
-        self.is_nccl = meeting.backend == "nccl"
-        start = timedelta(seconds=meeting.start_timeout_s)
+        self.size = rendezvous.size
+        self.is_nccl = rendezvous.backend == "nccl"
+        start = timedelta(seconds=rendezvous.start_timeout_s)
         self._options = _dist.AllreduceOptions()
-        self._options.timeout = timedelta(seconds=meeting.timeout_s)
+        self._options.timeout = timedelta(seconds=rendezvous.timeout_s)
         try:
-            self._store: Any = store or _dist.TCPStore(meeting.host, meeting.port, timeout=start)
-            join = _join_nccl if meeting.backend == "nccl" else _join_gloo
-            self._group: Any = join(self._store, meeting, rank, device)
+            self._store: Any = store or _dist.TCPStore(rendezvous.host, rendezvous.port, timeout=start)
+            join = _join_nccl if rendezvous.backend == "nccl" else _join_gloo
+            self._group: Any = join(self._store, rendezvous, rank, device)
         except (RuntimeError, OSError) as error:
             raise LearnerLost(
-                f"rank {rank} of the learner did not find the others at {meeting.host}:{meeting.port}: "
+                f"rank {rank} of the learner did not find the others at {rendezvous.host}:{rendezvous.port}: "
                 f"{_headline(error)}"
             ) from error
 
@@ -100,26 +100,26 @@ class TorchRanks:
         self._group = self._store = None
 
 
-def _join_gloo(store: Any, meeting: Meeting, rank: int, device: torch.device) -> Any:
+def _join_gloo(store: Any, rendezvous: Rendezvous, rank: int, device: torch.device) -> Any:
     options = _dist.ProcessGroupGloo._Options()
-    address = _own_address(meeting.host, meeting.port)
+    address = _own_address(rendezvous.host, rendezvous.port)
     options._devices = [_dist.ProcessGroupGloo.create_device(hostname=address)]
-    options._timeout = timedelta(seconds=meeting.start_timeout_s)
+    options._timeout = timedelta(seconds=rendezvous.start_timeout_s)
     try:
-        return _dist.ProcessGroupGloo(_dist.PrefixStore("first", store), rank, meeting.size, options)
+        return _dist.ProcessGroupGloo(_dist.PrefixStore("first", store), rank, rendezvous.size, options)
     except RuntimeError:
         # Seldom a connection is closed while it is made, for both who make it: they meet again.
-        options._timeout = timedelta(seconds=min(meeting.start_timeout_s, _SECOND_TRY_S))
-        return _dist.ProcessGroupGloo(_dist.PrefixStore("second", store), rank, meeting.size, options)
+        options._timeout = timedelta(seconds=min(rendezvous.start_timeout_s, _SECOND_TRY_S))
+        return _dist.ProcessGroupGloo(_dist.PrefixStore("second", store), rank, rendezvous.size, options)
 
 
-def _join_nccl(store: Any, meeting: Meeting, rank: int, device: torch.device) -> Any:
+def _join_nccl(store: Any, rendezvous: Rendezvous, rank: int, device: torch.device) -> Any:
     # A wait for a rank that is gone has to end with an exception, not with the end of this process.
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     torch.cuda.set_device(device)
     options = _dist.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=meeting.timeout_s)
-    return _dist.ProcessGroupNCCL(store, rank, meeting.size, options)
+    options._timeout = timedelta(seconds=rendezvous.timeout_s)
+    return _dist.ProcessGroupNCCL(store, rank, rendezvous.size, options)
 
 
 def _own_address(host: str, port: int) -> str:

@@ -8,6 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from offbeat.errors import OffbeatError
+from offbeat.pacing.events import (
+    CollectorDown,
+    EvalDone,
+    Finished,
+    Handlers,
+    Notice,
+    Restarting,
+    RoundTrained,
+    Saved,
+    Started,
+)
+from offbeat.types import Metrics
 
 MetricValue = float | str
 """Numbers, but for a few words such as ``pace/bottleneck``."""
@@ -215,6 +227,83 @@ class CallbackList:
                 first = first or error
         if first is not None:
             raise first
+
+
+class CallbackObserver:
+    """Calls a run's callbacks; ``metrics`` and ``eval_metrics`` return the newest ones."""
+
+    def __init__(
+        self,
+        callbacks: Sequence[Callback],
+        summary: RunSummary,
+        control: RunControl,
+        metrics: Callable[[], dict[str, MetricValue]],
+        eval_metrics: Callable[[], Metrics],
+    ) -> None:
+        self._callbacks = CallbackList(callbacks)
+        self._summary = summary
+        self._control = control
+        self._metrics = metrics
+        self._eval_metrics = eval_metrics
+        self._num_lost = 0
+        self._version = 0
+        self._started_s: float | None = None
+
+    def round_handlers(self) -> Handlers:
+        """Return the handler that adds metrics to a round, before others write them."""
+        return {RoundTrained: self._round_trained}
+
+    def handlers(self) -> Handlers:
+        """Return the handlers of other events."""
+        return {
+            Started: self._started,
+            EvalDone: self._evaluated,
+            Saved: self._saved,
+            CollectorDown: self._collector_down,
+            Notice: lambda event, _: self._callbacks.on_notice(event.text),
+            Restarting: self._restarting,
+            Finished: self._finished,
+        }
+
+    def _started(self, event: Started, now_s: float) -> None:
+        self._started_s, self._version = now_s, event.version
+        resumed_from = event.version if event.resumed else None
+        self._callbacks.on_start(RunInfo(self._summary, self._control, resumed_from))
+
+    def _round_trained(self, event: RoundTrained, now_s: float) -> None:
+        self._version, metrics = event.version, self._metrics()
+        metrics.update(self._callbacks.on_round(RoundInfo(event.version, metrics)))
+
+    def _evaluated(self, event: EvalDone, now_s: float) -> None:
+        if event.metrics is not None:
+            self._callbacks.on_eval(EvalInfo(event.version, self._eval_metrics()))
+
+    def _saved(self, event: Saved, now_s: float) -> None:
+        self._callbacks.on_checkpoint(CheckpointInfo(event.version, event.path, event.seconds, event.score))
+
+    def _collector_down(self, event: CollectorDown, now_s: float) -> None:
+        self._num_lost += 1
+        self._callbacks.on_worker_lost(WorkerLostInfo(event.collector, event.reason, self._num_lost))
+
+    def _restarting(self, event: Restarting, now_s: float) -> None:
+        self._end(now_s, self._version, event.reason, event.error, str(event))
+
+    def _finished(self, event: Finished, now_s: float) -> None:
+        self._end(now_s, event.version, event.reason, event.error)
+
+    def _end(
+        self,
+        now_s: float,
+        version: int,
+        reason: str,
+        error: BaseException | None,
+        restart: str | None = None,
+    ) -> None:
+        if self._started_s is None:
+            return
+        first_line = reason.splitlines()[0] if reason else ""
+        seconds = now_s - self._started_s
+        self._callbacks.on_finish(FinishInfo(version, first_line, seconds, self._metrics(), error, restart))
 
 
 @contextmanager

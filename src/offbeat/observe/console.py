@@ -33,10 +33,18 @@ if TYPE_CHECKING:
 ConsoleKind = Literal["auto", "rich", "plain", "none"]
 
 _REFRESH_S = 0.25
+_LONG_PHASE_S = 20.0
 _MOST_OF_TIME = 0.01
 _WIDTH = 92
 _BAR_WIDTH = 40
 _CURVE_WIDTH = 24
+
+
+class Display(Callback):
+    """A display of the run. This one shows nothing."""
+
+    def refresh(self, phase: Callable[[], str]) -> None:
+        """Show the phase of the run between rounds; called often, asks for the phase only when it is due."""
 
 
 def make_console(
@@ -45,11 +53,11 @@ def make_console(
     log_interval_s: float = 2.0,
     stream: TextIO | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> Callback:
-    """The console that ``observe.console`` asks for; ``auto`` is rich on a terminal and plain elsewhere."""
+) -> Display:
+    """Return the display that ``observe.console`` asks for; ``auto``: rich on a terminal, plain elsewhere."""
     stream = sys.stdout if stream is None else stream
     if kind == "none":
-        return Callback()
+        return Display()
     if kind == "plain" or (kind == "auto" and not _is_terminal(stream)):
         return PlainConsole(summary, stream, log_interval_s, clock)
     return RichConsole(summary, stream, clock)
@@ -82,8 +90,11 @@ _PLAIN_LINE = (
 )
 
 
-class PlainConsole(Callback):
-    """One line every ``log_interval_s`` seconds, and one for whatever else is worth telling."""
+class PlainConsole(Display):
+    """One line every ``log_interval_s`` seconds, and one for whatever else is worth telling.
+
+    A phase that lasts longer than 20 s gets a line, too.
+    """
 
     def __init__(
         self, summary: RunSummary, stream: TextIO, log_interval_s: float, clock: Callable[[], float]
@@ -93,6 +104,7 @@ class PlainConsole(Callback):
         self._interval_s = log_interval_s
         self._clock = clock
         self._told_at_s = -math.inf
+        self._phase_at_s = clock()
 
     def on_start(self, info: RunInfo) -> None:
         """Say what is run, and where it writes."""
@@ -106,6 +118,11 @@ class PlainConsole(Callback):
         if self._clock() - self._told_at_s >= self._interval_s:
             self._told_at_s = self._clock()
             self._say(self._progress(info.version, info.metrics))
+
+    def refresh(self, phase: Callable[[], str]) -> None:
+        """Tell the phase when nothing was told for long."""
+        if self._clock() - self._phase_at_s >= _LONG_PHASE_S and (text := phase()):
+            self._say(f"{text} …")
 
     def on_eval(self, info: EvalInfo) -> None:
         """Tell an evaluation's result."""
@@ -137,6 +154,7 @@ class PlainConsole(Callback):
         return progress + _time_left(self._summary, metrics)
 
     def _say(self, text: str) -> None:
+        self._phase_at_s = self._clock()
         print(text, file=self._stream, flush=True)
 
 
@@ -171,6 +189,7 @@ class _Frame:
 
     summary: RunSummary
     version: int = 0
+    phase: str = ""
     metrics: dict[str, MetricValue] = field(default_factory=dict)
     eval_version: int | None = None
     eval_return: float = math.nan
@@ -178,7 +197,7 @@ class _Frame:
     curve: list[float] = field(default_factory=list)
 
 
-class RichConsole(Callback):
+class RichConsole(Display):
     """One live display. Drawn at most four times a second, and never for more than 1 % of the time."""
 
     def __init__(self, summary: RunSummary, stream: TextIO, clock: Callable[[], float]) -> None:
@@ -205,6 +224,14 @@ class RichConsole(Callback):
         self._frame.metrics.update(info.metrics)
         if self._clock() >= self._next_s:
             self._draw()
+
+    def refresh(self, phase: Callable[[], str]) -> None:
+        """Draw the phase when it is another one, and the last drawing is long enough ago."""
+        if self._live is not None and self._clock() >= self._next_s:
+            before, self._frame.phase = self._frame.phase, phase()
+            self._next_s = self._clock() + _REFRESH_S
+            if self._frame.phase != before:
+                self._show()
 
     def on_eval(self, info: EvalInfo) -> None:
         """Show an evaluation's result from now on."""
@@ -236,13 +263,16 @@ class RichConsole(Callback):
         )
 
     def _draw(self) -> None:
-        if self._live is None:
-            return
-        began_s = self._clock()
         curve = self._frame.curve
         curve.append(number(self._frame.metrics, "rollout/return_mean_100"))
         if len(curve) > 16 * _CURVE_WIDTH:
             self._frame.curve = curve[1::2]
+        self._show()
+
+    def _show(self) -> None:
+        if self._live is None:
+            return
+        began_s = self._clock()
         self._live.update(_render(self._frame), refresh=True)
         ended_s = self._clock()
         self._next_s = ended_s + max(_REFRESH_S, (ended_s - began_s) / _MOST_OF_TIME)
@@ -310,6 +340,7 @@ def _rows(frame: _Frame) -> list[tuple[str, str]]:
         f" · [{restarts}]{{system/worker_restarts:0}} restarts[/] · {{system/rss_bytes:B}}{saved}",
     }
     filled = {label: fill(line, metrics) for label, line in lines.items()}
+    filled["phase"] = frame.phase or "collecting"
     filled["return"] += _evaluation(frame) + f"  [green]{sparkline(frame.curve, _CURVE_WIDTH)}[/]"
     return list(filled.items())
 
@@ -341,4 +372,4 @@ def _preview_frame() -> _Frame:
     }
     curve = [20 + 209 / (1 + math.exp(-(i - 11) / 3)) for i in range(_CURVE_WIDTH)]
     summary = RunSummary("cartpole", "ppo", "CartPole-v1", "processes", 4, 1000, 1)
-    return _Frame(summary, 412, metrics, 400, 487.5, 400, curve)
+    return _Frame(summary, 412, "training round 412", metrics, 400, 487.5, 400, curve)

@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -64,10 +65,18 @@ class ScheduleLog:
 
     def __init__(self, path: str | Path, on_fault: Callable[[str], None] = _log.warning) -> None:
         self._journal = _Journal(Path(path), "the run cannot be replayed", on_fault)
+        self._lines: list[str] = []
 
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Write one record."""
-        self._journal.append(record)
+    def add(self, line: str) -> None:
+        """Take a line, which is written by the next `flush`."""
+        self._lines.append(line)
+
+    def flush(self) -> None:
+        """Write the lines taken since the last time, in one write."""
+        if self._lines:
+            lines = "".join(self._lines).encode()
+            self._lines.clear()
+            self._journal.append_lines(lines)
 
     @property
     def gap(self) -> bool:
@@ -79,6 +88,7 @@ class ScheduleLog:
 
         CheckpointError when the disk does not take it.
         """
+        self.flush()
         try:
             return self._journal.sync()
         except OSError as error:
@@ -96,7 +106,8 @@ class ScheduleLog:
         self._journal.gap = gap
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
+        """Write what was taken and close the file; a second call does nothing."""
+        self.flush()
         self._journal.close()
 
 
@@ -143,9 +154,13 @@ class _Journal:
         self._cut_torn_line()
 
     def append(self, record: Mapping[str, Any]) -> None:
+        self.append_lines(_to_json(record) + b"\n", {"time": record["time"]} if "time" in record else {})
+
+    def append_lines(self, lines: bytes, time: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Write whole lines; ``time`` is that of a gap before them."""
         try:
-            self._note_gap(record)
-            self._write(record)
+            self._note_gap(time)
+            self._write(lines)
         except OSError as error:
             self.gap = True
             if not self._has_told:
@@ -163,24 +178,22 @@ class _Journal:
     def close(self) -> None:
         if self._file.closed:
             return
-        with contextlib.suppress(OSError):  # whoever cares has been told by append
+        with contextlib.suppress(OSError):  # `on_fault` has been called by append_lines
             self._note_gap({})
         with contextlib.suppress(OSError):
             self._file.close()
 
-    def _note_gap(self, following: Mapping[str, Any]) -> None:
+    def _note_gap(self, time: Mapping[str, Any]) -> None:
         if self.gap:
             self.truncate(self._length)  # drops what the disk took of a line it had no room for
-            time_of_it = {"time": following["time"]} if "time" in following else {}
-            self._write({"kind": "gap", **time_of_it})
+            self._write(_to_json({"kind": "gap", **time}) + b"\n")
             self.gap = False
 
-    def _write(self, record: Mapping[str, Any]) -> None:
-        line = _to_json(record) + b"\n"
-        written = self._file.write(line)
-        while written < len(line):
-            written += self._file.write(line[written:])
-        self._length += len(line)
+    def _write(self, lines: bytes) -> None:
+        written = self._file.write(lines)
+        while written < len(lines):
+            written += self._file.write(lines[written:])
+        self._length += len(lines)
 
     def _cut_torn_line(self) -> None:
         with self.path.open("rb") as file:

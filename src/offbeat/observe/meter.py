@@ -1,6 +1,6 @@
-"""The meter: turns what happens in a run into its metrics.
+"""The meter: an observer that turns the events of a run into its metrics.
 
-It has no clock of its own; times come in with every call, in seconds of one monotonic clock. A *window* is
+It has no clock of its own; times come in with every event, in seconds of one monotonic clock. A *window* is
 the wall time from the end of one round to the end of the next; idle shares, rates and times of a round are
 those of its window. Counters are totals since the run's first round and survive a resume.
 
@@ -12,13 +12,26 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from offbeat.observe.callbacks import MetricValue
-from offbeat.observe.lanes import Lane
-from offbeat.pacing.events import Signals
-from offbeat.types import Batch, Metrics, Segment, StateTree, Ticket
+from offbeat.pacing.actions import Pace
+from offbeat.pacing.events import (
+    CollectorDown,
+    EvalDone,
+    Handlers,
+    Issued,
+    Published,
+    PublishFailed,
+    RoundTrained,
+    Saved,
+    SegmentArrived,
+    SegmentDropped,
+    Signals,
+    TrainStarted,
+)
+from offbeat.types import Batch, Metrics, Segment, StateTree
 
 _UNITS = ("env_steps", "tokens", "agent_steps")
 _EPISODES_AVERAGED = 100
@@ -26,28 +39,6 @@ _ROUNDS_AVERAGED = 50
 _ROUNDS_TRUSTED = 5  # so many of its own, and a start no longer believes in the speed of the one before
 _BALANCED_WITHIN = 0.1
 _NO_SYSTEM = {"system/rss_bytes": math.nan, "system/cpu_percent": math.nan, "system/gpu_mem_bytes": math.nan}
-
-
-@dataclass(frozen=True, slots=True)
-class PaceView:
-    """Where the coordinator stands: tickets by fate, versions, and lag in rounds.
-
-    ``rounds`` is how many the run is to train; ``workers_alive`` None means all.
-    """
-
-    off_policy_degree: int
-    version: int
-    published_version: int
-    running: int
-    ready: int
-    trained: int
-    dropped: int
-    lost: int
-    issued: int
-    segments_per_round: int
-    rounds: int
-    lag: float
-    workers_alive: int | None = None
 
 
 @dataclass(slots=True)
@@ -72,7 +63,7 @@ class _Totals:
 
 @dataclass(slots=True)
 class _Window:
-    """What has happened since the last round ended."""
+    """Since the last round ended."""
 
     start_s: float | None = None
     samples: int = 0
@@ -92,7 +83,7 @@ class _Ages:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """What the last round measured. ``collect_s``: all collectors together, working side by side."""
+    """Measurements of the last round. ``collect_s``: all collectors together, working side by side."""
 
     round_s: float = 0.0
     active_s: float = 0.0
@@ -107,92 +98,132 @@ class _Round:
     learned: Metrics = field(default_factory=dict)
 
 
-class PaceMeter:
-    """Measures a run of ``num_lanes`` collectors. Not safe to share between threads."""
+class Meter:
+    """Measures a run. ``metrics`` are those of its newest round, ``eval_metrics`` of its newest evaluation.
 
-    def __init__(self, num_lanes: int, staleness_threshold: int = 0) -> None:
-        self._lanes = [Lane() for _ in range(num_lanes)]
+    ``busy_s(now_s)`` is the time that all collectors together were at work since the last round ended;
+    ``system(now_s)`` reads the machine's figures. ``pauses_for_eval``: training stands still meanwhile.
+    """
+
+    def __init__(
+        self,
+        num_collectors: int,
+        pace: Pace,
+        busy_s: Callable[[float], float],
+        *,
+        staleness_threshold: int = 0,
+        pauses_for_eval: bool = True,
+        system: Callable[[float], Metrics] | None = None,
+    ) -> None:
+        self.metrics: dict[str, MetricValue] = {}
+        self.eval_metrics: Metrics = {}
+        self.max_staleness = 0
+        self._pace = pace
+        self._busy_s = busy_s
+        self._system = system
         self._threshold = staleness_threshold
+        self._pauses_for_eval = pauses_for_eval
+        self._samples_by = [0] * num_collectors
         self._totals = _Totals()
         self._window = _Window()
         self._round = _Round()
-        self._training: Batch | None = None
         self._train_started_s = 0.0
-        self._collect_s: dict[int, float] = {}  # ticket -> seconds its segment took
-        self._queued_bytes: dict[int, int] = {}
+        self._waiting: dict[int, tuple[int, int]] = {}  # ticket -> bytes and samples of its segment
+        self._queued_bytes = 0
         self._recent_returns: deque[float] = deque(maxlen=_EPISODES_AVERAGED)
         self._recent_rounds_s: deque[float] = deque(maxlen=_ROUNDS_AVERAGED)
         self._rounds_here = 0
         self._first_ticket_s = 0.0
+        self._last_round_s = 0.0
+        self._steps_before = 0
+        self._eval_skipped_before = 0
         self._return_mean = math.nan
         self._length_mean = math.nan
         self._sync_time_s = 0.0
 
+    def handlers(self) -> Handlers:
+        """Return the handlers of a run's events."""
+        return {
+            Issued: self._issued,
+            SegmentArrived: self._arrived,
+            SegmentDropped: self._dropped,
+            CollectorDown: self._collector_down,
+            TrainStarted: self._train_started,
+            RoundTrained: self._round_trained,
+            Published: self._published,
+            PublishFailed: self._publish_failed,
+            EvalDone: self._evaluated,
+            Saved: self._saved,
+        }
+
     # ------------------------------------------------------------ collecting
 
-    def issued(self, ticket: Ticket, now_s: float) -> None:
-        """A ticket went to its lane, which is at work from now until its segment arrives."""
-        self._start_window(now_s)
+    def _issued(self, event: Issued, now_s: float) -> None:
+        if self._window.start_s is None:
+            self._window.start_s = now_s
         self._first_ticket_s = self._first_ticket_s or now_s
-        if ticket.attempt:
-            for lane in self._lanes:
-                lane.forget(ticket.number)
-        self._lanes[ticket.collector].issue(ticket.number, now_s)
 
-    def arrived(self, segment: Segment, num_bytes: int, now_s: float) -> None:
-        """A segment is in the store, where it takes ``num_bytes``."""
-        self._start_window(now_s)
+    def _arrived(self, event: SegmentArrived, now_s: float) -> None:
+        if self._window.start_s is None:
+            self._window.start_s = now_s
+        segment, totals = event.segment, self._totals
         ticket, samples = segment.ticket, _num_samples(segment)
-        lane = self._lanes[ticket.collector]
-        seconds = lane.arrive(ticket.number, segment.collect_s, self._window_start(), now_s)
-        lane.samples += samples
-        self._collect_s[ticket.number] = seconds
-        self._queued_bytes[ticket.number] = num_bytes
+        self._samples_by[ticket.collector] += samples
+        self._waiting[ticket.number] = (event.num_bytes, samples)
+        self._queued_bytes += event.num_bytes
         self._window.samples += samples
-        self._totals.arrived += 1
-        self._totals.samples += samples
-        self._totals.env_steps += segment.units.get("env_steps", 0)
+        totals.arrived += 1
+        totals.samples += samples
+        totals.env_steps += segment.units.get("env_steps", 0)
 
-    def dropped(self, segment: Segment, stale: bool) -> None:
-        """A segment that had arrived was thrown away, for its age or for another reason."""
-        samples = _num_samples(segment)
+    def _dropped(self, event: SegmentDropped, now_s: float) -> None:
+        samples = self._leave_queue(event.ticket)
         self._totals.dropped_samples += samples
-        self._totals.dropped_stale_samples += samples if stale else 0
-        self._forget_segment(segment.ticket.number)
+        self._totals.dropped_stale_samples += samples if event.reason == "stale" else 0
 
-    def worker_lost(self, lane: int | None = None, now_s: float | None = None) -> None:
-        """A collector died and is being replaced; with its lane and the time, it counts as idle from now."""
+    def _leave_queue(self, ticket: int) -> int:
+        """Take a segment out of the queue; return its samples."""
+        num_bytes, samples = self._waiting.pop(ticket, (0, 0))
+        self._queued_bytes -= num_bytes
+        return samples
+
+    def _collector_down(self, event: CollectorDown, now_s: float) -> None:
         self._totals.worker_restarts += 1
-        if lane is not None and now_s is not None:
-            self._lanes[lane].lose(self._window_start(), now_s)
-
-    def generation_error(self) -> None:
-        """A collector raised."""
-        self._totals.generation_errors += 1
+        self._totals.generation_errors += event.raised
 
     # ------------------------------------------------------------ training
 
-    def train_started(self, batch: Batch, now_s: float) -> None:
-        """The learner begins a round."""
+    def _train_started(self, event: TrainStarted, now_s: float) -> None:
         self._start_window(now_s)
-        self._training, self._train_started_s = batch, now_s
+        self._train_started_s = now_s
 
-    def train_ended(self, now_s: float, metrics: Metrics) -> None:
-        """The learner finished its round; ``metrics`` is what it reports. Ends the window.
+    def measure(self, event: RoundTrained) -> Signals:
+        """Close the window of a round that was trained, before others see the event; return its signals.
 
         A learner that takes several optimizer steps per round reports how many as ``learn/gradient_steps``.
         """
-        assert self._training is not None, "train_ended without train_started"
-        batch, self._training = self._training, None
-        self._round = self._measure(batch, now_s, metrics)
-        self._totals.elapsed_s += self._round.round_s
-        self._totals.trained_samples += self._round.trained_samples
+        batch, metrics, ended_s = event.batch, event.metrics, event.ended_s
+        last = self._round = self._measure(batch, ended_s, metrics)
+        ages = (int(metrics.get("pace/max_sample_age", 0)), *batch.staleness())
+        self.max_staleness = max(self.max_staleness, *ages)
+        self._totals.elapsed_s += last.round_s
+        self._totals.trained_samples += last.trained_samples
         self._totals.global_steps += metrics.get("learn/gradient_steps", 1.0)
-        self._remember_speed(now_s)
+        self._remember_speed(ended_s)
         for segment in batch.segments:
-            self._forget_segment(segment.ticket.number)
+            self._leave_queue(segment.ticket.number)
         self._count_episodes(batch)
-        self._end_window(now_s)
+        self._last_round_s = ended_s
+        self._window = _Window(start_s=ended_s)
+        return Signals(
+            round_s=last.active_s,
+            collect_s=last.collect_s,
+            train_s=last.train_s,
+            collect_idle=last.collect_idle,
+            train_idle=last.train_idle,
+            ess=_finite_or_none(metrics.get("learn/ess")),
+            behaviour_kl=_finite_or_none(metrics.get("learn/behaviour_kl")),
+        )
 
     def _remember_speed(self, now_s: float) -> None:
         """Keep how long the round took, without the start of the collectors before the first one."""
@@ -212,32 +243,24 @@ class PaceMeter:
             self._return_mean, self._length_mean = _mean(returns), _mean(lengths)
 
     def _measure(self, batch: Batch, now_s: float, metrics: Metrics) -> _Round:
-        start_s = self._window_start()
+        start_s, num_collectors = self._window_start(), len(self._samples_by)
         round_s, train_s = max(now_s - start_s, 1e-9), now_s - self._train_started_s
         active_s = max(round_s - self._window.paused_s, 1e-9)
-        busy_s = sum(lane.busy_until(now_s, start_s) for lane in self._lanes)
-        collect_s = sum(self._seconds_of(segment) for segment in batch.segments)
+        collect_s = sum(segment.collect_s for segment in batch.segments)
         weights = [_num_samples(segment) for segment in batch.segments]
         return _Round(
             round_s=round_s,
-            collect_s=collect_s / len(self._lanes),
+            collect_s=collect_s / num_collectors,
             train_s=train_s,
             publish_s=self._window.publish_s,
             active_s=active_s,
-            collect_idle=_share(active_s - busy_s / len(self._lanes), active_s),
+            collect_idle=_share(active_s - self._busy_s(now_s) / num_collectors, active_s),
             train_idle=_share(active_s - train_s, active_s),
             samples=self._window.samples,
             trained_samples=sum(weights),
             ages=_measure_ages(batch.staleness(), weights, self._threshold),
             learned=metrics,
         )
-
-    def _seconds_of(self, segment: Segment) -> float:
-        return self._collect_s.get(segment.ticket.number, segment.collect_s)
-
-    def _forget_segment(self, number: int) -> None:
-        self._collect_s.pop(number, None)
-        self._queued_bytes.pop(number, None)
 
     def _start_window(self, now_s: float) -> None:
         if self._window.start_s is None:
@@ -246,55 +269,39 @@ class PaceMeter:
     def _window_start(self) -> float:
         return self._window.start_s or 0.0
 
-    def _end_window(self, now_s: float) -> None:
-        self._window = _Window(start_s=now_s)
-        for lane in self._lanes:
-            lane.busy_s = 0.0
+    # ------------------------------------------------------------ weights, evaluation, checkpoints
 
-    # ------------------------------------------------------------ weights and evaluation
-
-    def published(self, version: int, seconds: float, now_s: float) -> None:
-        """Collectors can get ``version``; making it available took ``seconds``."""
+    def _published(self, event: Published, now_s: float) -> None:
         self._start_window(now_s)
         self._totals.publishes += 1
-        self._window.publish_s += seconds
-        self._sync_time_s = seconds
+        self._window.publish_s += event.seconds
+        self._sync_time_s = event.seconds
 
-    def publish_failed(self) -> None:
-        """Publishing did not work and is tried again."""
+    def _publish_failed(self, event: PublishFailed, now_s: float) -> None:
         self._totals.publish_failures += 1
 
-    def evaluated(self, version: int, metrics: Metrics, seconds: float) -> Metrics:
-        """Complete an evaluation's metrics: version judged, seconds taken, evaluations skipped so far."""
-        own = {
-            "eval/version": float(version),
-            "eval/time_s": seconds,
+    def _evaluated(self, event: EvalDone, now_s: float) -> None:
+        if event.metrics is None:
+            return
+        self._count_skipped()
+        self.eval_metrics = {
+            **event.metrics,
+            "eval/version": float(event.version),
+            "eval/time_s": event.seconds,
             "eval/skipped": float(self._totals.eval_skipped),
         }
-        return {**metrics, **own}
+        if self._pauses_for_eval:
+            self._window.paused_s += event.seconds
 
-    def paused(self, seconds: float) -> None:
-        """Everything stood still for a blocking evaluation or a checkpoint: nobody's idleness."""
-        self._window.paused_s += seconds
+    def _count_skipped(self) -> None:
+        skipped = self._pace.eval_skipped
+        self._totals.eval_skipped += max(0, skipped - self._eval_skipped_before)
+        self._eval_skipped_before = skipped
 
-    def eval_skipped(self, num_skipped: int = 1) -> None:
-        """A slow evaluator passed over so many evaluations."""
-        self._totals.eval_skipped += num_skipped
+    def _saved(self, event: Saved, now_s: float) -> None:
+        self._window.paused_s += event.seconds
 
     # ------------------------------------------------------------ results
-
-    def signals(self) -> Signals:
-        """What the last round measured, for the tuner of ``off_policy_degree``."""
-        last = self._round
-        return Signals(
-            round_s=last.active_s,
-            collect_s=last.collect_s,
-            train_s=last.train_s,
-            collect_idle=last.collect_idle,
-            train_idle=last.train_idle,
-            ess=_finite_or_none(last.learned.get("learn/ess")),
-            behaviour_kl=_finite_or_none(last.learned.get("learn/behaviour_kl")),
-        )
 
     @property
     def env_steps(self) -> int:
@@ -302,37 +309,44 @@ class PaceMeter:
         return self._totals.env_steps
 
     @property
+    def steps_per_s(self) -> float:
+        """Environment steps per second of this start of the run, from its first ticket to its last round."""
+        seconds = self._last_round_s - self._first_ticket_s
+        return (self.env_steps - self._steps_before) / seconds if self._last_round_s and seconds > 0 else 0.0
+
+    @property
     def return_mean_100(self) -> float:
         """Mean return of the last 100 training episodes; NaN before the first ended."""
         return _mean(self._recent_returns)
 
-    def round_metrics(
-        self, now_s: float, view: PaceView, system: Metrics | None = None
-    ) -> dict[str, MetricValue]:
-        """All metrics of the round that `train_ended` closed; ``system`` is what a SystemMonitor read.
+    def finish(self) -> None:
+        """Correct the metrics of a run that is over, also of one that ended before its last round."""
+        if self.metrics:
+            self.metrics["time/eta_s"] = 0.0
 
-        What the learner reported is in it under its own names, and wins over ours.
-        """
-        result: dict[str, MetricValue] = {}
-        result.update(self._pace_metrics(view))
-        result.update(self._rollout_metrics())
-        result.update(self._queue_metrics(view))
-        result.update(self._learn_metrics())
-        result.update(self._weights_metrics(view))
-        result.update(self._time_metrics(now_s, view))
-        result.update(_NO_SYSTEM if system is None else system)
-        result["system/workers_alive"] = _or_else(view.workers_alive, len(self._lanes))
-        result["system/worker_restarts"] = self._totals.worker_restarts
-        result.update(self._round.learned)
-        return result
+    def _round_trained(self, event: RoundTrained, now_s: float) -> None:
+        """Collect all metrics of the round; the learner's own names win over ours."""
+        self._count_skipped()
+        self.metrics = {
+            **self._pace_metrics(),
+            **self._rollout_metrics(),
+            **self._queue_metrics(),
+            **self._learn_metrics(),
+            **self._weights_metrics(),
+            **self._time_metrics(now_s),
+            **(_NO_SYSTEM if self._system is None else self._system(now_s)),
+            "system/workers_alive": self._pace.num_up,
+            "system/worker_restarts": self._totals.worker_restarts,
+            **event.metrics,
+        }
 
-    def _pace_metrics(self, view: PaceView) -> dict[str, MetricValue]:
-        last, totals = self._round, self._totals
+    def _pace_metrics(self) -> dict[str, MetricValue]:
+        last, totals, pace = self._round, self._totals, self._pace
         return {
-            "pace/off_policy_degree": view.off_policy_degree,
+            "pace/off_policy_degree": pace.degree,
             "pace/collect_count": totals.arrived,
-            "pace/train_count": view.version,
-            "pace/lag": view.lag,
+            "pace/train_count": pace.version,
+            "pace/lag": pace.lag(),
             "pace/avg_sample_age": last.ages.mean,
             "pace/max_sample_age": last.ages.oldest,
             "pace/p95_sample_age": last.ages.p95,
@@ -346,7 +360,6 @@ class PaceMeter:
         }
 
     def _rollout_metrics(self) -> Metrics:
-        by_lane = [lane.samples for lane in self._lanes]
         return {
             "rollout/return_mean": self._return_mean,
             "rollout/return_mean_100": self.return_mean_100,
@@ -356,19 +369,18 @@ class PaceMeter:
             "rollout/total_env_steps": self._totals.env_steps,
             "rollout/total_episodes": self._totals.episodes,
             "rollout/generation_errors": self._totals.generation_errors,
-            # The environments of a lane step together, so lanes are the finest balance there is to see.
-            "rollout/samples_by_env_min": min(by_lane),
-            "rollout/samples_by_env_max": max(by_lane),
+            # The environments of a collector step together: collectors are the finest balance there is.
+            "rollout/samples_by_env_min": min(self._samples_by),
+            "rollout/samples_by_env_max": max(self._samples_by),
         }
 
-    def _queue_metrics(self, view: PaceView) -> Metrics:
-        for number in sorted(self._queued_bytes)[: max(0, len(self._queued_bytes) - view.ready)]:
-            self._forget_segment(number)  # the store gave it up without a word
+    def _queue_metrics(self) -> Metrics:
+        counts = self._pace.counts()
         return {
-            "queue/size": view.ready,
+            "queue/size": counts.ready,
             "queue/total_produced": self._totals.arrived,
-            "queue/total_consumed": view.trained,
-            "queue/bytes": sum(self._queued_bytes.values()),
+            "queue/total_consumed": counts.trained,
+            "queue/bytes": self._queued_bytes,
         }
 
     def _learn_metrics(self) -> Metrics:
@@ -378,20 +390,20 @@ class PaceMeter:
             "learn/samples_per_s": _ratio(self._round.trained_samples, self._round.round_s),
         }
 
-    def _weights_metrics(self, view: PaceView) -> Metrics:
-        totals = self._totals
+    def _weights_metrics(self) -> Metrics:
+        totals, pace = self._totals, self._pace
         return {
-            "weights/current_param_version": view.version,
-            "weights/published_version": view.published_version,
-            "weights/publish_lag": view.version - view.published_version,
+            "weights/current_param_version": pace.version,
+            "weights/published_version": pace.published,
+            "weights/publish_lag": pace.version - pace.published,
             "weights/param_sync_count": totals.publishes,
             "weights/param_sync_requests": totals.publishes + totals.publish_failures,
             "weights/sync_failures": totals.publish_failures,
             "weights/sync_time_s": self._sync_time_s,
         }
 
-    def _time_metrics(self, now_s: float, view: PaceView) -> Metrics:
-        last = self._round
+    def _time_metrics(self, now_s: float) -> Metrics:
+        last, pace = self._round, self._pace
         since_s = max(0.0, now_s - (self._window.start_s if self._window.start_s is not None else now_s))
         return {
             "time/round_s": last.round_s,
@@ -400,7 +412,7 @@ class PaceMeter:
             "time/publish_s": last.publish_s,
             "time/wait_s": max(0.0, last.round_s - last.train_s - last.publish_s),
             "time/elapsed_s": self._totals.elapsed_s + since_s,
-            "time/eta_s": _mean(self._recent_rounds_s) * max(0, view.rounds - view.version),
+            "time/eta_s": _mean(self._recent_rounds_s) * max(0, pace.rounds - pace.version),
         }
 
     # ------------------------------------------------------------ state
@@ -409,28 +421,34 @@ class PaceMeter:
         """Counters and running means; what is under way belongs to the attempt and is left out."""
         return {
             "totals": asdict(self._totals),
-            "samples_by_lane": [lane.samples for lane in self._lanes],
+            "samples_by_lane": list(self._samples_by),
             "recent_returns": list(self._recent_returns),
             "recent_rounds_s": list(self._recent_rounds_s),
             "return_mean": self._return_mean,
             "length_mean": self._length_mean,
-            "queued_bytes": dict(self._queued_bytes),
-            "collect_s": dict(self._collect_s),
+            "queued_bytes": {number: num_bytes for number, (num_bytes, _) in self._waiting.items()},
         }
 
-    def load_state_dict(self, state: StateTree) -> None:
-        """Go on from a saved state; the first window begins with the next call that has a time."""
+    def load_state_dict(self, state: Mapping[str, StateTree], ready: Collection[int]) -> None:
+        """Continue from a saved state; the first window begins with the next event that starts one.
+
+        ``ready`` are the tickets whose segments were restored.
+        """
         self._totals = _Totals(**state["totals"])
-        for lane, samples in zip(self._lanes, state["samples_by_lane"], strict=False):
-            lane.samples = samples
+        for index, samples in enumerate(state["samples_by_lane"][: len(self._samples_by)]):
+            self._samples_by[index] = samples
         self._recent_returns.clear()
         self._recent_returns.extend(state["recent_returns"])
         self._recent_rounds_s.clear()
         self._recent_rounds_s.extend(state["recent_rounds_s"])
         self._return_mean, self._length_mean = state["return_mean"], state["length_mean"]
-        self._queued_bytes, self._collect_s = dict(state["queued_bytes"]), dict(state["collect_s"])
+        queued = {int(number): size for number, size in state["queued_bytes"].items()}
+        self._waiting = {number: (queued.get(number, 0), 0) for number in ready}
+        self._queued_bytes = sum(size for size, _ in self._waiting.values())
         self._window = _Window()
-        self._rounds_here, self._first_ticket_s = 0, 0.0
+        self._rounds_here, self._first_ticket_s, self._last_round_s = 0, 0.0, 0.0
+        self._steps_before = self._totals.env_steps
+        self._eval_skipped_before = self._pace.eval_skipped
 
 
 def _num_samples(segment: Segment) -> int:
@@ -474,7 +492,3 @@ def _mean(values: Sequence[float] | deque[float]) -> float:
 
 def _finite_or_none(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def _or_else(value: int | None, default: int) -> int:
-    return default if value is None else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import psutil
 
@@ -23,8 +23,8 @@ class SystemMonitor:
         self._measured_at_s: float | None = None
         self._figures: Metrics = {}
 
-    def read(self, now_s: float, worker_pids: Sequence[int] = ()) -> Metrics:
-        """Figures of this process and its workers.
+    def read(self, now_s: float, worker_pids: Callable[[], Iterable[int]] = tuple) -> Metrics:
+        """Return figures of this process and its workers.
 
         ``system/rss_bytes`` sums their resident memory (pages they share count once each),
         ``system/cpu_percent`` their processor time since the last measurement (100 is one core),
@@ -32,7 +32,7 @@ class SystemMonitor:
         """
         if self._measured_at_s is None or now_s - self._measured_at_s >= self._interval_s:
             self._measured_at_s = now_s
-            self._figures = self._measure((os.getpid(), *worker_pids))
+            self._figures = self._measure((os.getpid(), *worker_pids()))
         return dict(self._figures)
 
     def _measure(self, pids: Sequence[int]) -> Metrics:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from offbeat.pacing.events import Event
+from offbeat.pacing.ledger import Counts
 from offbeat.types import Ticket
 
 
@@ -49,6 +50,14 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Renew:
+    """Start a collector anew as this incarnation, as a recorded run did."""
+
+    collector: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """End the run; ``failed`` when it could not continue."""
 
@@ -56,7 +65,7 @@ class Finish:
     failed: bool = False
 
 
-Action = Issue | Train | Publish | Evaluate | Checkpoint | Finish
+Action = Issue | Train | Publish | Evaluate | Checkpoint | Renew | Finish
 
 
 class Pace(Protocol):
@@ -65,6 +74,66 @@ class Pace(Protocol):
     The driver applies all events of a step, then asks for decisions once; every wake-up is followed by a
     decision, too.
     """
+
+    rollbacks: int
+    """Times the run went back to collect other samples: seeds of tickets depend on it."""
+
+    @property
+    def version(self) -> int:
+        """Rounds trained so far."""
+        ...
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that the run is to train."""
+        ...
+
+    @property
+    def degree(self) -> int:
+        """k now in force."""
+        ...
+
+    @property
+    def published(self) -> int:
+        """Newest version collectors can get; -1 before the first publish."""
+        ...
+
+    @property
+    def num_up(self) -> int:
+        """Collectors that are up."""
+        ...
+
+    @property
+    def eval_skipped(self) -> int:
+        """Evaluations that a slow evaluator passed over."""
+        ...
+
+    @property
+    def warm_at_s(self) -> float:
+        """Earliest time of the first round; minus infinity once it has begun."""
+        ...
+
+    @property
+    def is_ending(self) -> bool:
+        """Tell whether no further round begins."""
+        ...
+
+    @property
+    def is_held(self) -> bool:
+        """Tell whether nothing happens before somebody opens a gate."""
+        ...
+
+    def counts(self) -> Counts:
+        """Tickets by fate."""
+        ...
+
+    def lag(self) -> float:
+        """Outstanding segments, in rounds."""
+        ...
+
+    def waiting_for(self) -> str:
+        """Return who waits for whom, in words: for the report of a stall."""
+        ...
 
     def start(self, now_s: float) -> Sequence[Action]:
         """Begin, or continue after a saved state was loaded."""
@@ -84,4 +153,8 @@ class Pace(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the clock, as plain values."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any], arrived: Collection[int] | None = None) -> None:
+        """Continue from a saved state; ``arrived`` are the tickets whose segments were saved, None: all."""
         ...

@@ -104,6 +104,11 @@ class Coordinator:
     # ------------------------------------------------------------ properties
 
     @property
+    def rounds(self) -> int:
+        """Rounds that the run is to train."""
+        return self.config.rounds
+
+    @property
     def degree(self) -> int:
         """k now in force."""
         return self._degree

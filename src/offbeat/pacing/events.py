@@ -6,7 +6,7 @@ callbacks, metrics and the display are views of this one stream.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -36,12 +36,14 @@ class CollectorUp:
 class CollectorDown:
     """A collector died or was killed; its running tickets are lost and wait to be issued again.
 
-    ``raised``: its own code raised, and ``reason`` has the traceback.
+    ``raised``: its own code raised, and ``reason`` has the traceback. The driver adds ``restorable``: its
+    environments continue where a saved state left them.
     """
 
     collector: int
     reason: str = ""
     raised: bool = False
+    restorable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +118,14 @@ class RoundTrained:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Collectors can get ``version``; publishing took ``seconds``."""
+    """Collectors can get ``version``; publishing took ``seconds``.
+
+    ``checksum`` identifies the weights, None for weights that are not trees of arrays.
+    """
 
     version: int
     seconds: float = 0.0
+    checksum: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +273,7 @@ class Restarting:
     reason: str
     attempt: int
     limit: int
+    error: BaseException | None = None
 
     def __str__(self) -> str:
         """One line for people."""
@@ -310,3 +317,6 @@ Event = (
     | Restarting
     | Finished
 )
+
+Handlers = Mapping[type, Callable[[Any, float], None]]
+"""What an observer does with the kinds of events that it wants: ``handle(event, now_s)``."""

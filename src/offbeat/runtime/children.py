@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import IO, Any
 
 import cloudpickle
-import numpy as np
 import psutil
 
 from offbeat.errors import ConfigError
-from offbeat.runtime.base import Plan
 from offbeat.runtime.shared import Block, pack_object
+from offbeat.runtime.spec import RunSpec
 from offbeat.runtime.supervision import Pulse
+from offbeat.runtime.wire import write_all
 
 _WORKER = "offbeat.runtime.worker"
 _CLOSE_TIMEOUT_S = 5.0
@@ -31,13 +31,13 @@ _STACK_WAIT_S = 0.3
 class WorkerProcess:
     """A child process with a pipe, and a memory file into which it writes its stack when asked."""
 
-    def __init__(self, name: str, plan: Plan, payload: tuple[Any, ...]) -> None:
+    def __init__(self, name: str, spec: RunSpec, kind: str, assignment: Any) -> None:
         self.name = name
         self.is_up = False
         self.started_s = time.monotonic()
-        limits = plan.machines.runtime
+        limits = spec.settings.runtime
         self._pulse = Pulse(limits.heartbeat_timeout_s or math.inf, self.started_s)
-        packed = pack_object(_pickled(name, payload))
+        packed = pack_object((kind, _pickled(name, assignment)))
         with contextlib.ExitStack() as made:  # what is undone when the process cannot be started
             ours, theirs = (made.enter_context(end) for end in socket.socketpair())
             self._stack_fd = _stack_file()
@@ -46,16 +46,16 @@ class WorkerProcess:
             made.callback(self._payload.close)
             self._counter = Block.create(8)
             made.callback(self._counter.close)
-            packed.write(self._payload.bytes)
+            packed.write(self._payload.memory)
             self._counter.bytes[:] = 0
             descriptors = (theirs.fileno(), self._stack_fd)
-            arguments = (self._payload.address, self._counter.address, str(limits.heartbeat_interval_s))
-            command = [sys.executable, "-m", _WORKER, *map(str, descriptors), *arguments, name]
-            with _log_file(plan.log_dir, name) as log:
+            arguments = (self._payload.address, self._counter.address, limits.heartbeat_interval_s, name)
+            command = [sys.executable, "-m", _WORKER, *map(str, (*descriptors, *arguments))]
+            with _log_file(spec.log_dir, name) as log:
                 self.process = subprocess.Popen(
                     command,
                     pass_fds=descriptors,
-                    env=_worker_environment(plan.worker_threads),
+                    env=_worker_environment(spec.settings.runtime.worker_torch_threads),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -76,7 +76,7 @@ class WorkerProcess:
 
     @property
     def _count(self) -> int:
-        return int(self._counter.bytes.view(np.int64)[0])
+        return int(self._counter.words[0])
 
     def is_dead(self, now_s: float) -> bool:
         """Whether it has given no sign of life for too long, by its own counter and the processor's."""
@@ -94,10 +94,20 @@ class WorkerProcess:
         except psutil.Error:
             return None
 
-    def tell(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         """Send a message. To a dead worker it is lost, and the end of its pipe tells of the death."""
         with contextlib.suppress(OSError):
             self.connection.send(message)
+
+    def _ask_to_stop(self) -> None:
+        """Let the worker read the end of its input; it can still write."""
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as end:
+            end.shutdown(socket.SHUT_WR)
+
+    def write(self, data: bytes) -> None:
+        """Write to its pipe; for a dead worker see `send`."""
+        with contextlib.suppress(OSError):
+            write_all(self.connection.fileno(), data)
 
     def stack(self) -> str:
         """Where the process is, by its own account; empty when it does not answer or cannot."""
@@ -110,7 +120,7 @@ class WorkerProcess:
     def end(self, timeout_s: float = 0.0) -> None:
         """Ask the process to stop, kill it when it has not after ``timeout_s``, and reap it."""
         if timeout_s > 0 and self.process.poll() is None:
-            self.tell(None)
+            self._ask_to_stop()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout_s)
         if self.process.poll() is None:
@@ -132,9 +142,9 @@ class WorkerProcess:
         return f"{self.name} (pid {self.process.pid}) {how}" + (f"\n{stack}" if stack else "")
 
 
-def _pickled(name: str, payload: tuple[Any, ...]) -> bytes:
+def _pickled(name: str, assignment: Any) -> bytes:
     try:
-        return bytes(cloudpickle.dumps(payload))
+        return bytes(cloudpickle.dumps(assignment))
     except Exception as error:
         raise ConfigError(
             f"the role of {name} cannot be sent to a process ({error}): make it there with "

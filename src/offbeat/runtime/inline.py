@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from offbeat.runtime.base import (
-    CollectorDown,
-    CollectorRunner,
-    CollectorUp,
-    Happening,
-    HealthChanged,
-    LaneStart,
-    Plan,
-    SegmentReady,
-    make_runner,
-    thread_stacks,
-)
-from offbeat.runtime.learning import LearnerDesk
+from offbeat.pacing.events import CollectorDown, Event, HealthChanged
+from offbeat.runtime.base import thread_stacks
+from offbeat.runtime.learning import LearnerExecutor
+from offbeat.runtime.serial import make_collector
+from offbeat.runtime.serve import CollectorServer, start
+from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.types import Batch, StateTree, Ticket
 
 
@@ -29,82 +20,81 @@ class InlineRuntime:
     """Carries out each action at once. Segments travel by reference."""
 
     def __init__(self) -> None:
-        self._happened: deque[Happening] = deque()
-        self._runners: dict[int, CollectorRunner] = {}
+        self._events: deque[Event] = deque()
+        self._servers: dict[int, CollectorServer] = {}
         self._published: tuple[int, Any] = (-1, None)
-        self._plan: Plan
-        self._desk: LearnerDesk
+        self._spec: RunSpec
+        self._executor: LearnerExecutor
 
-    def start(self, plan: Plan, lanes: Sequence[LaneStart], learner_state: StateTree | None) -> None:
+    def start(
+        self, spec: RunSpec, collectors: Sequence[CollectorState], learner_state: StateTree | None
+    ) -> None:
         """Make all roles here."""
-        self._plan = plan
-        learner = plan.make_learner(learner_state)
-        self._desk = LearnerDesk(plan, learner, self._keep_weights, self._happened.append)
-        self._happened.append(HealthChanged("learner", "up"))
-        for lane, start in enumerate(lanes):
-            self.start_lane(lane, start)
+        self._spec = spec
+        learner = spec.make_learner(learner_state)
+        self._executor = LearnerExecutor(spec, learner, self._keep_weights, self._events.append)
+        self._events.append(HealthChanged("learner", "up"))
+        for index, state in enumerate(collectors):
+            self.start_collector(index, state)
 
     def _keep_weights(self, version: int, weights: Any) -> None:
         self._published = (version, weights)
 
-    def start_lane(self, lane: int, start: LaneStart) -> None:
+    def start_collector(self, index: int, state: CollectorState) -> None:
         """Make a collector."""
-        try:
-            self._runners[lane] = make_runner(self._plan.lane(lane, start))
-        except Exception:
-            text = f"collector {lane} raised while starting:\n{traceback.format_exc()}"
-            self._happened.append(CollectorDown(lane, text.rstrip(), raised=True))
-        else:
-            self._happened.append(CollectorUp(lane))
+        assignment = self._spec.collector(index, state)
+        server = start(index, lambda: make_collector(assignment), self._newest, self._events.append)
+        if server is not None:
+            self._servers[index] = server
 
-    def kill_lane(self, lane: int, reason: str) -> None:
+    def _newest(self, at_least: int) -> tuple[int, Any]:
+        return self._published
+
+    def kill_collector(self, index: int, reason: str) -> None:
         """Forget a collector."""
-        del self._runners[lane]
-        self._happened.append(CollectorDown(lane, reason))
+        del self._servers[index]
+        self._events.append(CollectorDown(index, reason))
 
     def collect(self, ticket: Ticket) -> None:
         """Collect now."""
-        runner = self._runners.get(ticket.collector)
-        if runner is None:  # it raised, and its `CollectorDown` is on the way: the ticket is lost with it
+        server = self._servers.get(ticket.collector)
+        if server is None:  # it raised, and its `CollectorDown` is on the way: the ticket is lost with it
             return
-        version, weights = self._published
-        try:
-            segment = runner.run(replace(ticket, version=version), weights, None)
-            state = runner.collector.state_dict()
-        except Exception:
-            text = f"collector {ticket.collector} raised in ticket {ticket.number}:\n{traceback.format_exc()}"
-            del self._runners[ticket.collector]
-            self._happened.append(CollectorDown(ticket.collector, text.rstrip(), raised=True))
-        else:
-            self._happened.append(SegmentReady(segment, state, num_bytes=0))
+        server.accept(ticket)
+        while not server.has_nothing_to_do:
+            server.step()
+        if server.is_over:
+            del self._servers[ticket.collector]
 
     def train(self, batch: Batch) -> None:
         """Train now."""
-        self._desk.train(batch)
+        self._executor.train(batch)
 
     def release(self, tickets: Sequence[int]) -> None:
         """Nothing to free: segments go by reference."""
 
     def publish(self, version: int) -> None:
         """Keep a reference to the weights."""
-        self._desk.publish(version)
+        self._executor.publish(version)
 
     def snapshot(self) -> None:
         """Copy the learner now."""
-        self._desk.snapshot()
+        self._executor.snapshot()
 
     def evaluate(self, version: int, seed: int) -> None:
         """Evaluate now."""
-        self._desk.evaluate_here(version, seed)
+        self._executor.evaluate_here(version, seed)
 
     def give_up_evaluation(self, version: int, reason: str) -> None:
         """Nothing to do: an evaluation is over before anybody could lose patience."""
 
-    def wait(self, timeout_s: float) -> list[Happening]:
+    def wait(self, timeout_s: float) -> list[Event]:
         """Return what happened; with nothing to do, wait for the clock."""
-        if not self._happened:
+        for server in self._servers.values():
+            server.step()  # collectors that wait for something else than tickets
+        if not self._events:
             time.sleep(max(0.0, timeout_s))
-        return [self._happened.popleft() for _ in range(len(self._happened))]
+        return [self._events.popleft() for _ in range(len(self._events))]
 
     def stacks(self) -> dict[str, str]:
         """Where each thread of this process is."""
@@ -112,10 +102,10 @@ class InlineRuntime:
 
     def pids(self) -> dict[str, int]:
         """The learner's other ranks, if it has any."""
-        return self._desk.pids()
+        return self._executor.pids()
 
     def close(self) -> None:
         """Drop the roles."""
-        self._runners.clear()
-        if hasattr(self, "_desk"):
-            self._desk.close()
+        self._servers.clear()
+        if hasattr(self, "_executor"):
+            self._executor.close()

@@ -12,31 +12,30 @@ from time import perf_counter
 from typing import Any
 
 from offbeat.errors import OffbeatError, TrainError
-from offbeat.roles import Learner, published
-from offbeat.runtime.base import (
+from offbeat.pacing.events import (
     Broken,
+    EvalDone,
     HealthChanged,
-    LazyEvaluator,
-    ManyRanks,
-    Plan,
-    Post,
-    RoundDone,
+    Published,
+    PublishFailed,
+    RoundTrained,
     SnapshotTaken,
-    WeightsFailed,
-    WeightsOut,
-    close_learner,
 )
+from offbeat.roles import Evaluator, Learner, published
+from offbeat.runtime.base import ManyRanks, Post, close_learner
+from offbeat.runtime.checksum import weights_checksum
+from offbeat.runtime.spec import Assignment, RunSpec
 from offbeat.types import Batch
 
 
-class LearnerDesk:
+class LearnerExecutor:
     """Carries out the learner's jobs and posts what came of them. Not thread-safe: one caller."""
 
-    def __init__(self, plan: Plan, learner: Learner, send_weights: Callable[[int, Any], None], post: Post):
+    def __init__(self, spec: RunSpec, learner: Learner, send_weights: Callable[[int, Any], None], post: Post):
         self._learner = learner
         self._send_weights = send_weights
         self._post = post
-        self._evaluator = LazyEvaluator(plan.evaluator()) if plan.evaluate is not None else None
+        self._evaluator = LazyEvaluator(spec.evaluator()) if spec.evaluate is not None else None
         for rank in self._ranks.pids() if self._ranks is not None else ():
             post(HealthChanged(rank, "up"))
 
@@ -57,17 +56,19 @@ class LearnerDesk:
         except Exception:
             self._post(Broken(TrainError(f"the learner raised in round {batch.version}:\n{_trace()}")))
         else:
-            self._post(RoundDone(batch.version + 1, dict(metrics), started_s, perf_counter()))
+            self._post(RoundTrained(batch.version + 1, batch, dict(metrics), started_s, perf_counter()))
 
     def publish(self, version: int) -> None:
         """Hand the weights to the collectors."""
         started_s = perf_counter()
         try:
-            self._send_weights(version, on_cpu(published(self._learner)))
+            weights = on_cpu(published(self._learner))
+            self._send_weights(version, weights)
+            checksum = weights_checksum(weights)
         except Exception:
-            self._post(WeightsFailed(version, _trace()))
+            self._post(PublishFailed(version, _trace()))
         else:
-            self._post(WeightsOut(version, perf_counter() - started_s))
+            self._post(Published(version, perf_counter() - started_s, checksum))
 
     def evaluate_here(self, version: int, seed: int) -> None:
         """Evaluate in the learner's own thread."""
@@ -83,9 +84,9 @@ class LearnerDesk:
         else:
             self._post(snapshot)
 
-    def hand_weights(self, hand_over: Callable[[Any], None]) -> None:
+    def send_weights(self, send: Callable[[Any], None]) -> None:
         """Give a snapshot of the weights to somebody else, at this point of the training."""
-        hand_over(on_cpu(self._learner.weights()))
+        send(on_cpu(self._learner.weights()))
 
     def pids(self) -> dict[str, int]:
         """Processes of the learner on this machine, beside the calling one."""
@@ -99,6 +100,25 @@ class LearnerDesk:
     def close(self) -> None:
         """End the learner's other processes; from any thread, when no job is left to do."""
         close_learner(self._learner)
+
+
+class LazyEvaluator:
+    """An evaluator made when it is first needed: one that cannot be made costs evaluations, not the run."""
+
+    def __init__(self, assignment: Assignment[Evaluator]) -> None:
+        self._assignment = assignment
+        self._evaluator: Evaluator | None = None
+
+    def run(self, weights: Any, version: int, seed: int) -> EvalDone:
+        """Evaluate; whatever goes wrong is reported and never stops training."""
+        started_s = perf_counter()
+        try:
+            if self._evaluator is None:
+                self._evaluator = self._assignment.role.make(self._assignment.context)
+            metrics = self._evaluator.evaluate(weights, seed)
+        except Exception:
+            return EvalDone(version, None, perf_counter() - started_s, traceback.format_exc())
+        return EvalDone(version, dict(metrics), perf_counter() - started_s)
 
 
 class JobThread:
@@ -115,14 +135,14 @@ class JobThread:
         """Put a job at the end of the line."""
         self._jobs.put(job)
 
-    def forget(self) -> None:
+    def stop(self) -> None:
         """Finish the job at hand, forget the others and end."""
         self._closing = True
         self._jobs.put(None)
 
     def close(self, timeout_s: float) -> bool:
         """Finish the job at hand and forget the others; tell whether the thread ended in time."""
-        self.forget()
+        self.stop()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 

@@ -1,56 +1,56 @@
 """Collectors in processes of their own, the learner in a thread of the driver: the default for CPU work.
 
-Segments are written in place into shared slots; only ticket numbers and addresses travel through pipes.
-Each worker has a pipe of its own and the driver waits on all of them: one queue to read from, and no
-lock that a killed worker could take with it.
+Segments stay in shared memory, where their workers wrote them; only fixed-size records travel (see
+`offbeat.runtime.wire`). Each worker has a pipe of its own and the driver waits on all of them: one queue to
+read from, and no lock that a killed worker could take with it.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import resource
 import selectors
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from offbeat.errors import CollectError
-from offbeat.runtime.base import (
+from offbeat.pacing.events import (
     Broken,
     CollectorDown,
     CollectorUp,
-    EvalEnded,
-    Happening,
+    EvalDone,
+    Event,
     HealthChanged,
-    LaneStart,
-    Plan,
-    SegmentReady,
-    thread_stacks,
+    SegmentArrived,
 )
+from offbeat.runtime.base import thread_stacks
 from offbeat.runtime.children import WorkerProcess
-from offbeat.runtime.learning import JobThread, LearnerDesk
-from offbeat.runtime.shared import Block, WeightsWriter, arrays_in, layout, unpack_object
-from offbeat.types import Array, ArraySpec, Batch, StateTree, Ticket
+from offbeat.runtime.learning import JobThread, LearnerExecutor
+from offbeat.runtime.shared import Address, WeightsWriter
+from offbeat.runtime.spec import CollectorState, RunSpec
+from offbeat.runtime.wire import (
+    DOWN,
+    MOST_SENT,
+    SEGMENT,
+    UP,
+    DriverInput,
+    MappedSlot,
+    SegmentReader,
+    ToDriver,
+    pack_ticket,
+    pack_weights,
+)
+from offbeat.types import ArraySpec, Batch, StateTree, Ticket
 
-_FIRST_TAIL_BYTES = 1 << 16
 _CLOSE_TIMEOUT_S = 5.0
-_STACK_WAIT_S = 0.3
-_WORKER = "offbeat.runtime.worker"
 _MANY_FILES = 1 << 16
 _PULSE_CHECK_S = 0.5
 _WAKE, _EVALUATOR = "wake", "evaluator"
-
-
-@dataclass(slots=True)
-class Slot:
-    """Memory for one segment: its arrays, and a tail for everything else."""
-
-    tail: Block
-    arrays: Block | None = None
-    views: dict[str, Array] = field(default_factory=dict)
 
 
 def _allow_many_files() -> None:
@@ -61,122 +61,60 @@ def _allow_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-class SlotPool:
-    """Slots made on demand; the tickets outstanding bound their number."""
+@dataclass(slots=True, eq=False)
+class _Collector:
+    """A collector's process, the tickets that are there, and those that wait here for their turn."""
 
-    def __init__(self) -> None:
-        self._free: dict[int, list[Slot]] = {}
-        self._all: list[Slot] = []
-        self._tail_bytes = _FIRST_TAIL_BYTES
-
-    def take(self, lane: int, specs: dict[str, ArraySpec] | None) -> Slot:
-        """A slot, if possible one whose pages this lane's worker has mapped already."""
-        free = self._free.setdefault(lane, [])
-        if not free:
-            free = next((slots for slots in self._free.values() if slots), free)
-        slot = free.pop() if free else self._make(specs)
-        if slot.tail.size < self._tail_bytes:
-            self._replace_tail(slot)
-        return slot
-
-    def _make(self, specs: dict[str, ArraySpec] | None) -> Slot:
-        slot = Slot(Block.create(self._tail_bytes))
-        if specs is not None:
-            slot.arrays = Block.create(layout(specs)[1])
-            slot.views = arrays_in(slot.arrays, specs)
-            for view in slot.views.values():
-                view.flags.writeable = False
-        self._all.append(slot)
-        return slot
-
-    def grow(self, slot: Slot, num_bytes: int) -> None:
-        """Give the slot a larger tail, and later slots too."""
-        self._tail_bytes = max(self._tail_bytes, num_bytes * 5 // 4)
-        self._replace_tail(slot)
-
-    def _replace_tail(self, slot: Slot) -> None:
-        slot.tail.close()
-        slot.tail = Block.create(self._tail_bytes)
-
-    @property
-    def num_bytes(self) -> int:
-        """Shared memory that all slots together take."""
-        return sum(slot.tail.size + (slot.arrays.size if slot.arrays else 0) for slot in self._all)
-
-    def give_back(self, lane: int, slot: Slot) -> None:
-        """The slot may be written again."""
-        self._free.setdefault(lane, []).append(slot)
-
-    def close(self) -> None:
-        """Free all memory."""
-        for slot in self._all:
-            slot.views = {}
-            slot.tail.close()
-            if slot.arrays is not None:
-                slot.arrays.close()
-        self._all.clear()
-        self._free.clear()
-
-
-@dataclass(slots=True)
-class _Lane:
-    """A collector's process, the ticket it works on with its slot, and the tickets that wait for it.
-
-    One ticket at a time is in the pipe: neither side can then block the other by a full one, and the
-    answer to a worker's question is the next thing it reads.
-    """
-
+    index: int
     worker: WorkerProcess
-    running: tuple[int, Slot] | None = None
+    records: DriverInput
+    segments: SegmentReader | None = None
+    sent: dict[int, Ticket] = field(default_factory=dict)
     waiting: deque[Ticket] = field(default_factory=deque)
-
-
-def _slot_of(lane: _Lane, ticket: int) -> Slot:
-    assert lane.running is not None, f"{lane.worker.name} speaks of ticket {ticket}, but has none"
-    number, slot = lane.running
-    assert number == ticket, f"{lane.worker.name} speaks of ticket {ticket}, but has {number}"
-    return slot
+    weights: Address | None = None
 
 
 class ProcessRuntime:
-    """Spawned collectors, shared-memory slots, learner in a thread beside the coordinator."""
+    """Collectors and evaluator in worker processes, the learner in a thread."""
 
     def __init__(self) -> None:
-        self._happened: deque[Happening] = deque()
-        self._lanes: dict[int, _Lane] = {}
-        self._slots = SlotPool()
+        self._events: deque[Event] = deque()
+        self._collectors: dict[int, _Collector] = {}
         self._specs: dict[str, ArraySpec] | None = None
-        self._held: dict[int, tuple[int, Slot]] = {}  # ticket -> lane and slot of a segment not yet trained
+        self._slots: dict[int, MappedSlot] = {}  # ticket -> memory of its segment, until it is released
         self._weights = WeightsWriter()
+        self._announced: Address | None = None
         self._eval_weights = WeightsWriter()
         self._evaluator: WorkerProcess | None = None
-        self._eval_queue: deque[tuple[int, int, str]] = deque()
+        self._eval_queue: deque[tuple[int, int, Address]] = deque()
         self._evaluating: int | None = None
         self._wake_read, self._wake_write = os.pipe()
         self._pulses_checked_s = 0.0
         self._pipe_lock, self._is_closed = threading.Lock(), False
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_read, selectors.EVENT_READ, _WAKE)
-        self._plan: Plan
-        self._desk: LearnerDesk
+        self._spec: RunSpec
+        self._executor: LearnerExecutor
         self._learner_thread: JobThread | None = None
 
     # ------------------------------------------------------------ starting and ending
 
-    def start(self, plan: Plan, lanes: Sequence[LaneStart], learner_state: StateTree | None) -> None:
+    def start(
+        self, spec: RunSpec, collectors: Sequence[CollectorState], learner_state: StateTree | None
+    ) -> None:
         """Spawn the collectors, and make the learner here while they start."""
-        self._plan = plan
+        self._spec = spec
         _allow_many_files()
-        for lane, start in enumerate(lanes):
-            self.start_lane(lane, start)
-        learner = plan.make_learner(learner_state)
-        self._desk = LearnerDesk(plan, learner, self._weights.publish, self._post)
-        self._happened.append(HealthChanged("learner", "up"))
+        for index, state in enumerate(collectors):
+            self.start_collector(index, state)
+        learner = spec.make_learner(learner_state)
+        self._executor = LearnerExecutor(spec, learner, self._weights.publish, self._post)
+        self._events.append(HealthChanged("learner", "up"))
         self._learner_thread = JobThread("learner", self._post)
 
-    def _post(self, happening: Happening) -> None:
+    def _post(self, event: Event) -> None:
         """Report from another thread, and wake the driver up."""
-        self._happened.append(happening)
+        self._events.append(event)
         self._wake()
 
     def _wake(self) -> None:
@@ -184,96 +122,108 @@ class ProcessRuntime:
             if not self._is_closed:
                 os.write(self._wake_write, b"x")
 
-    def start_lane(self, lane: int, start: LaneStart) -> None:
+    def start_collector(self, index: int, state: CollectorState) -> None:
         """Spawn a collector; where the system has no room for one, it is lost like one that died."""
-        payload = ("collect", self._plan.lane(lane, start))
+        if (before := self._collectors.get(index)) is not None:
+            self._remove(before)
         try:
-            worker = WorkerProcess(f"worker_{lane}", self._plan, payload)
+            worker = WorkerProcess(
+                f"worker_{index}", self._spec, "collect", self._spec.collector(index, state)
+            )
         except OSError as error:
-            text = f"a process for collector {lane} could not be started: {error}"
-            self._happened.append(CollectorDown(lane, text))
+            text = f"a process for collector {index} could not be started: {error}"
+            self._events.append(CollectorDown(index, text))
             return
-        self._lanes[lane] = _Lane(worker)
-        self._selector.register(worker.connection, selectors.EVENT_READ, lane)
+        self._collectors[index] = _Collector(index, worker, DriverInput(worker.connection.fileno()))
+        self._selector.register(worker.connection, selectors.EVENT_READ, index)
 
-    def kill_lane(self, lane: int, reason: str) -> None:
+    def kill_collector(self, index: int, reason: str) -> None:
         """Kill a collector that hangs, with its stack in the report."""
-        worker = self._lanes[lane].worker
+        if (collector := self._collectors.get(index)) is None:  # its `CollectorDown` is on the way
+            return
+        worker = collector.worker
         stack = worker.stack()
         where = f", it was here:\n{stack}" if stack else ""
-        self._lane_down(lane, f"{worker.name} (pid {worker.process.pid}) {reason}{where}")
+        self._collector_down(collector, f"{worker.name} (pid {worker.process.pid}) {reason}{where}")
 
     def close(self) -> None:
         """End all processes and threads, free all memory."""
-        workers = [lane.worker for lane in self._lanes.values()]
+        workers = [collector.worker for collector in self._collectors.values()]
         if self._evaluator is not None:
             workers.append(self._evaluator)
-        busy = {id(lane.worker) for lane in self._lanes.values() if lane.running is not None}
+        busy = {id(collector.worker) for collector in self._collectors.values() if collector.sent}
         for worker in workers:
             worker.end(0.0 if id(worker) in busy or not worker.is_up else _CLOSE_TIMEOUT_S)
-        self._lanes.clear()
+        self._collectors.clear()
         self._evaluator = None
         if self._learner_thread is not None:
             self._learner_thread.close(_CLOSE_TIMEOUT_S)
             self._learner_thread = None
-            self._desk.close()
+            self._executor.close()
         with self._pipe_lock:  # a learner that did not end in time may still want to report
             if not self._is_closed:
                 self._is_closed = True
                 self._selector.close()
                 os.close(self._wake_read)
                 os.close(self._wake_write)
-        self._slots.close()
+        self._slots.clear()
         self._weights.close()
         self._eval_weights.close()
 
     def stacks(self) -> dict[str, str]:
         """Where each thread of this process is, and each worker."""
-        workers = {f"collector_{number}": lane.worker for number, lane in self._lanes.items()}
+        workers = {f"collector_{number}": collector.worker for number, collector in self._collectors.items()}
         if self._evaluator is not None:
             workers["evaluator"] = self._evaluator
         found = {name: worker.stack() for name, worker in workers.items()}
-        found |= self._desk.stacks()
+        found |= self._executor.stacks()
         return thread_stacks() | {name: stack for name, stack in found.items() if stack}
 
     def pids(self) -> dict[str, int]:
         """The worker processes."""
-        workers = [lane.worker for lane in self._lanes.values()]
+        workers = [collector.worker for collector in self._collectors.values()]
         if self._evaluator is not None:
             workers.append(self._evaluator)
-        return {worker.name: worker.process.pid for worker in workers} | self._desk.pids()
+        return {worker.name: worker.process.pid for worker in workers} | self._executor.pids()
 
     # ------------------------------------------------------------ actions
 
     def collect(self, ticket: Ticket) -> None:
-        """Line the ticket up for its lane."""
-        lane = self._lanes.get(ticket.collector)
-        if lane is None:  # it died and its `CollectorDown` is on the way: the ticket is lost with it
+        """Send the ticket to its collector, behind those that are there."""
+        collector = self._collectors.get(ticket.collector)
+        if collector is None:  # it died and its `CollectorDown` is on the way: the ticket is lost with it
             return
-        lane.waiting.append(ticket)
-        self._send_next(lane)
+        collector.waiting.append(ticket)
+        self._send_tickets(collector)
 
-    def _send_next(self, lane: _Lane) -> None:
-        """Send a ticket with the addresses of the weights and of its slot."""
-        if lane.running is not None or not lane.waiting:
-            return
-        ticket = lane.waiting.popleft()
-        slot = self._slots.take(ticket.collector, self._specs)
-        lane.running = (ticket.number, slot)
-        arrays = slot.arrays.address if slot.arrays is not None else ""
-        lane.worker.tell(("collect", ticket, self._weights.address, arrays, slot.tail.address))
+    def _send_tickets(self, collector: _Collector) -> None:
+        records = []
+        while collector.waiting and len(collector.sent) < MOST_SENT:
+            ticket = collector.waiting.popleft()
+            collector.sent[ticket.number] = ticket
+            records.append(pack_ticket(ticket))
+        if records:
+            self._announce_weights(collector)
+            collector.worker.write(b"".join(records))
+
+    def _announce_weights(self, collector: _Collector) -> None:
+        """Tell a worker where the weights are now; it looks there for new versions by itself."""
+        address = self._weights.address
+        if address is not None and address != collector.weights:
+            collector.weights = address
+            collector.worker.write(pack_weights(address))
 
     def train(self, batch: Batch) -> None:
         """Train in the learner's thread."""
-        self._submit(lambda: self._desk.train(batch))
+        self._submit(lambda: self._executor.train(batch))
 
     def publish(self, version: int) -> None:
         """Copy the weights into shared memory when the learner comes to it."""
-        self._submit(lambda: self._desk.publish(version))
+        self._submit(lambda: self._executor.publish(version))
 
     def snapshot(self) -> None:
         """Copy the learner when it comes to it."""
-        self._submit(self._desk.snapshot)
+        self._submit(self._executor.snapshot)
 
     def evaluate(self, version: int, seed: int) -> None:
         """Evaluate a snapshot in a process of its own."""
@@ -281,12 +231,13 @@ class ProcessRuntime:
         if self._evaluator is None and not self._start_evaluator():
             return
 
-        def hand_over(weights: Any) -> None:
+        def send(weights: Any) -> None:
             self._eval_weights.publish(version, weights)
+            assert self._eval_weights.address is not None
             self._eval_queue.append((version, seed, self._eval_weights.address))
             self._wake()
 
-        self._submit(lambda: self._desk.hand_weights(hand_over))
+        self._submit(lambda: self._executor.send_weights(send))
 
     def _submit(self, job: Any) -> None:
         assert self._learner_thread is not None
@@ -294,9 +245,9 @@ class ProcessRuntime:
 
     def _start_evaluator(self) -> bool:
         """Start the evaluator's process; one that cannot be started costs an evaluation."""
-        self._happened.append(HealthChanged("evaluator", "starting"))
+        self._events.append(HealthChanged("evaluator", "starting"))
         try:
-            self._evaluator = WorkerProcess("evaluator", self._plan, ("evaluate", self._plan.evaluator()))
+            self._evaluator = WorkerProcess("evaluator", self._spec, "evaluate", self._spec.evaluator())
         except OSError as error:
             self._evaluation_lost(f"a process for the evaluator could not be started: {error}")
             return False
@@ -306,26 +257,23 @@ class ProcessRuntime:
     def give_up_evaluation(self, version: int, reason: str) -> None:
         """Kill the evaluator with its stack in the report; the next evaluation gets a new one."""
         if self._evaluator is None:
-            self._happened.append(EvalEnded(version, None, 0.0, reason))
+            self._events.append(EvalDone(version, None, 0.0, reason))
             return
         stack = self._evaluator.stack()
         self._evaluator_down(f"{reason}, it was here:\n{stack}" if stack else reason)
 
     # ------------------------------------------------------------ what happens
 
-    def wait(self, timeout_s: float) -> list[Happening]:
+    def wait(self, timeout_s: float) -> list[Event]:
         """Wait for the workers' pipes and the learner's thread at once."""
-        self._listen(0.0 if self._happened else max(0.0, timeout_s))
+        self._listen(0.0 if self._events else max(0.0, timeout_s))
         self._send_evaluations()
-        self._check_starts()
+        if self._weights.address != self._announced:  # they have outgrown their block
+            self._announced = self._weights.address
+            for collector in self._collectors.values():
+                self._announce_weights(collector)
         self._check_pulses(time.monotonic())
-        return [self._happened.popleft() for _ in range(len(self._happened))]
-
-    def _check_starts(self) -> None:
-        limit_s = self._plan.start_timeout_s
-        for number, lane in list(self._lanes.items()):
-            if not lane.worker.is_up and time.monotonic() - lane.worker.started_s > limit_s:
-                self.kill_lane(number, f"did not start within {limit_s} s")
+        return [self._events.popleft() for _ in range(len(self._events))]
 
     def _check_pulses(self, now_s: float) -> None:
         """Once a second: a worker that gives no sign of life is ended, and its pipe's end reported."""
@@ -333,13 +281,13 @@ class ProcessRuntime:
             return
         self._pulses_checked_s = now_s
         silent = "gives no sign of life (runtime.heartbeat_timeout_s)"
-        for number, lane in list(self._lanes.items()):
-            if lane.worker.has_beaten and lane.worker.is_dead(now_s):
-                self._happened.append(HealthChanged(f"collector_{number}", "unresponsive", silent))
-                self.kill_lane(number, silent)
+        for index, collector in list(self._collectors.items()):
+            if collector.worker.has_beaten and collector.worker.is_dead(now_s):
+                self._events.append(HealthChanged(f"collector_{index}", "unresponsive", silent))
+                self.kill_collector(index, silent)
         evaluator = self._evaluator
         if evaluator is not None and evaluator.has_beaten and evaluator.is_dead(now_s):
-            self._happened.append(HealthChanged("evaluator", "unresponsive", silent))
+            self._events.append(HealthChanged("evaluator", "unresponsive", silent))
             self._evaluator_down(f"{evaluator.name} (pid {evaluator.process.pid}) {silent}")
 
     def _listen(self, timeout_s: float) -> None:
@@ -347,75 +295,79 @@ class ProcessRuntime:
             if key.data == _WAKE:
                 os.read(self._wake_read, 4096)
             elif key.data == _EVALUATOR:
-                self._hear_evaluator()
+                self._on_evaluator()
             else:
-                self._hear_collector(key.data)
+                self._on_collector(self._collectors[key.data])
 
-    def _hear_collector(self, number: int) -> None:
-        lane = self._lanes[number]
+    def _on_collector(self, collector: _Collector) -> None:
+        """Take everything that a worker has sent."""
+        worker = collector.worker
         try:
-            message = lane.worker.connection.recv()
-        except (EOFError, OSError):
-            self._lane_down(number, lane.worker.how_it_ended())
-            return
-        match message:
-            case ("up", specs):
-                self._lane_up(number, specs)
-            case ("segment", ticket, num_bytes):
-                self._segment_ready(number, ticket, num_bytes)
-            case ("grow", ticket, num_bytes):
-                slot = _slot_of(lane, ticket)
-                self._slots.grow(slot, num_bytes)
-                lane.worker.tell(("tail", slot.tail.address))
-            case ("lost", reason):
-                self._lane_down(number, f"{lane.worker.name}: {reason}")
-            case ("error", doing, text):
-                self._lane_down(number, f"collector {number} raised {doing}:\n{text}", raised=True)
+            for record, extra in collector.records.read():
+                if record.kind == SEGMENT:
+                    self._on_segment(collector, record)
+                elif record.kind == UP:
+                    self._on_up(collector, record.ticket, pickle.loads(extra))
+                else:
+                    text, raised = extra.decode(), record.kind == DOWN
+                    self._collector_down(collector, text if raised else f"{worker.name}: {text}", raised)
+                    return
+        except (EOFError, ConnectionError, FileNotFoundError):  # it has ended, and its memory with it
+            self._collector_down(collector, worker.how_it_ended())
+        except OSError as error:
+            self._collector_down(collector, f"a segment of {worker.name} could not be read: {error}")
+        else:
+            self._send_tickets(collector)
 
-    def _lane_up(self, number: int, specs: dict[str, ArraySpec] | None) -> None:
+    def _on_up(self, collector: _Collector, capacity: int, specs: dict[str, ArraySpec] | None) -> None:
         if self._specs is not None and specs != self._specs:
             text = (
-                f"collector {number} makes segments of {specs}, another one of {self._specs}: make them equal"
+                f"collector {collector.index} makes segments of {specs}, another one of {self._specs}: "
+                "make them equal"
             )
-            self._happened.append(Broken(CollectError(text)))
+            self._events.append(Broken(CollectError(text)))
             return
         self._specs = specs
-        self._lanes[number].worker.came_up()
-        self._happened.append(CollectorUp(number))
+        collector.worker.came_up()
+        pid = collector.worker.process.pid
+        collector.segments = SegmentReader(pid, specs)
+        self._events.append(CollectorUp(collector.index, capacity, pid))
 
-    def _segment_ready(self, number: int, ticket_number: int, num_bytes: int) -> None:
-        lane = self._lanes[number]
-        slot, lane.running = _slot_of(lane, ticket_number), None
-        self._send_next(lane)
-        segment, state = unpack_object(slot.tail.bytes[:num_bytes].copy())
-        if slot.arrays is not None:
-            segment = replace(segment, data=dict(slot.views))
-            num_bytes += slot.arrays.size
-        self._held[ticket_number] = (number, slot)
-        self._happened.append(SegmentReady(segment, state, num_bytes))
+    def _on_segment(self, collector: _Collector, record: ToDriver) -> None:
+        assert collector.segments is not None, "a segment came from a collector that is not up"
+        segment, state, slot = collector.segments.read(record, collector.sent[record.ticket])
+        del collector.sent[record.ticket]
+        num_bytes = record.num_bytes
+        if self._specs is None:
+            slot.release()  # nothing in it is used any more
+        else:
+            self._slots[record.ticket] = slot
+            num_bytes = slot.block.size
+        self._events.append(SegmentArrived(segment, num_bytes, state))
 
     def release(self, tickets: Sequence[int]) -> None:
-        """The segments of these tickets are no longer needed."""
+        """Let the workers write over these segments."""
         for ticket in tickets:
-            if ticket in self._held:
-                self._slots.give_back(*self._held.pop(ticket))
+            if (slot := self._slots.pop(ticket, None)) is not None:
+                slot.release()
 
-    def _lane_down(self, number: int, reason: str, raised: bool = False) -> None:
-        lane = self._lanes.pop(number)
-        self._selector.unregister(lane.worker.connection)
-        if lane.running is not None:
-            self._slots.give_back(number, lane.running[1])
-        lane.worker.end()
-        self._happened.append(CollectorDown(number, reason, raised))
+    def _collector_down(self, collector: _Collector, reason: str, raised: bool = False) -> None:
+        self._remove(collector)
+        self._events.append(CollectorDown(collector.index, reason, raised))
+
+    def _remove(self, collector: _Collector) -> None:
+        del self._collectors[collector.index]
+        self._selector.unregister(collector.worker.connection)
+        collector.worker.end()
 
     def _send_evaluations(self) -> None:
         while self._eval_queue and self._evaluator is not None:
             version, seed, address = self._eval_queue.popleft()
             if version != self._evaluating:  # asked of an evaluator that has died since
                 continue
-            self._evaluator.tell(("evaluate", version, seed, address))
+            self._evaluator.send(("evaluate", version, seed, address))
 
-    def _hear_evaluator(self) -> None:
+    def _on_evaluator(self) -> None:
         worker = self._evaluator
         assert worker is not None
         try:
@@ -426,10 +378,10 @@ class ProcessRuntime:
         match message:
             case ("up", _):
                 worker.came_up()
-                self._happened.append(HealthChanged("evaluator", "up"))
+                self._events.append(HealthChanged("evaluator", "up"))
             case ("evaluated", ended):
                 self._evaluating = None
-                self._happened.append(ended)
+                self._events.append(ended)
             case ("lost", reason):
                 self._evaluator_down(reason)
             case ("error", _, text):
@@ -445,7 +397,7 @@ class ProcessRuntime:
         self._evaluation_lost(reason)
 
     def _evaluation_lost(self, reason: str) -> None:
-        self._happened.append(HealthChanged("evaluator", "down", reason))
+        self._events.append(HealthChanged("evaluator", "down", reason))
         if self._evaluating is not None:
-            self._happened.append(EvalEnded(self._evaluating, None, 0.0, reason))
+            self._events.append(EvalDone(self._evaluating, None, 0.0, reason))
             self._evaluating = None

@@ -2,7 +2,7 @@
 
 Rank 0 tells the others what it does itself (load this state, train this batch), so that all go through the
 same steps; the learner's own code adds up what each rank computed. The others are `Peer`s: child processes
-here, and whatever else keeps the protocol, such as actors on other machines.
+here, and whatever else keeps the protocol, such as actors on other settings.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from offbeat.errors import LearnerLost, OffbeatError, TrainError
-from offbeat.models.ranks import Meeting, MeetingPoint, TorchRanks, choose_backend, choose_device
+from offbeat.models.ranks import Rendezvous, RendezvousHost, TorchRanks, choose_backend, choose_device
 from offbeat.roles import Learner, PerWorker, WorkerContext
-from offbeat.runtime.base import ManyRanks, Plan
+from offbeat.runtime.base import ManyRanks
 from offbeat.runtime.children import WorkerProcess
-from offbeat.runtime.shared import Block, pack_object
+from offbeat.runtime.shared import Address, Block, pack_object
+from offbeat.runtime.spec import RunSpec
 from offbeat.types import Batch, Metrics, StateTree
 
 _POLL_S = 0.5
@@ -39,7 +40,7 @@ class RankAssignment:
     context: WorkerContext
     rank: int
     device: str
-    meeting: Meeting
+    rendezvous: Rendezvous
 
 
 Request = tuple[Literal["load"], StateTree] | tuple[Literal["train"], Batch]
@@ -54,7 +55,7 @@ class Follower:
     def __init__(self, assignment: RankAssignment) -> None:
         """Join the others and make the learner. To be called when rank 0 knows that it comes."""
         device = choose_device(assignment.device, assignment.rank)
-        ranks = TorchRanks(assignment.meeting, assignment.rank, device)
+        ranks = TorchRanks(assignment.rendezvous, assignment.rank, device)
         self._learner = assignment.role.make(replace(assignment.context, ranks=ranks))
 
     def up(self) -> Answer:
@@ -91,7 +92,10 @@ class PeerGone(Exception):
 
 
 class Peer(Protocol):
-    """A rank other than 0, as rank 0 sees it. One thread calls, another one ``ailment`` and ``kill``."""
+    """A rank other than 0, as rank 0 sees it.
+
+    One thread calls, another one ``failure_reason`` and ``kill``.
+    """
 
     @property
     def name(self) -> str:
@@ -103,15 +107,15 @@ class Peer(Protocol):
         """Its process, where that is one of this machine."""
         ...
 
-    def tell(self, packed: Any) -> None:
-        """Send a request that its crew has packed; to a rank that has ended it is lost."""
+    def send(self, packed: Any) -> None:
+        """Send a request that its launcher has packed; to a rank that has ended it is lost."""
         ...
 
-    def hear(self, timeout_s: float) -> Answer | None:
+    def receive(self, timeout_s: float) -> Answer | None:
         """Its next answer, None when there is none in time. Raises `PeerGone`."""
         ...
 
-    def ailment(self) -> str | None:
+    def failure_reason(self) -> str | None:
         """What is wrong with it, None when it is alive; asked about twice a second, from another thread."""
         ...
 
@@ -120,7 +124,7 @@ class Peer(Protocol):
         ...
 
     def kill(self) -> None:
-        """End it at once, from any thread; `hear` then raises."""
+        """End it at once, from any thread; `receive` then raises."""
         ...
 
     def end(self, timeout_s: float) -> None:
@@ -128,7 +132,7 @@ class Peer(Protocol):
         ...
 
 
-class Crew(Protocol):
+class RankLauncher(Protocol):
     """Starts the other ranks of one learner and gets requests ready for them."""
 
     def spawn(self, assignment: RankAssignment) -> Peer:
@@ -144,24 +148,24 @@ class Crew(Protocol):
         ...
 
 
-class ProcessCrew:
+class ProcessRankLauncher:
     """Ranks in child processes, which read requests from shared memory."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, spec: RunSpec) -> None:
+        self._spec = spec
         self._block: Block | None = None
 
     def spawn(self, assignment: RankAssignment) -> Peer:
         """Start a process."""
-        return ProcessPeer(self._plan, assignment)
+        return ProcessPeer(self._spec, assignment)
 
-    def pack(self, request: Request) -> tuple[str, str, int]:
+    def pack(self, request: Request) -> tuple[str, Address, int]:
         """Write a request into a block; return its kind, address and size."""
         packed = pack_object(request)
         if self._block is None or self._block.size < packed.num_bytes:
             self.close()
             self._block = Block.create(packed.num_bytes * 5 // 4)
-        packed.write(self._block.bytes)
+        packed.write(self._block.memory)
         return request[0], self._block.address, packed.num_bytes
 
     def close(self) -> None:
@@ -174,9 +178,9 @@ class ProcessCrew:
 class ProcessPeer:
     """A rank in a child process."""
 
-    def __init__(self, plan: Plan, assignment: RankAssignment) -> None:
-        self._worker = WorkerProcess(f"learner_rank_{assignment.rank}", plan, ("rank", assignment))
-        self._silence_s = plan.machines.runtime.heartbeat_timeout_s
+    def __init__(self, spec: RunSpec, assignment: RankAssignment) -> None:
+        self._worker = WorkerProcess(f"learner_rank_{assignment.rank}", spec, "rank", assignment)
+        self._silence_s = spec.settings.runtime.heartbeat_timeout_s
 
     @property
     def name(self) -> str:
@@ -188,11 +192,11 @@ class ProcessPeer:
         """Its process."""
         return self._worker.process.pid
 
-    def tell(self, packed: Any) -> None:
+    def send(self, packed: Any) -> None:
         """Send the address of a request."""
-        self._worker.tell(packed)
+        self._worker.send(packed)
 
-    def hear(self, timeout_s: float) -> Answer | None:
+    def receive(self, timeout_s: float) -> Answer | None:
         """Its next answer, None when there is none in time."""
         try:
             if not self._worker.connection.poll(timeout_s):
@@ -204,7 +208,7 @@ class ProcessPeer:
             self._worker.came_up()
         return answer
 
-    def ailment(self) -> str | None:
+    def failure_reason(self) -> str | None:
         """Whether its process has ended or gives no sign of life."""
         if self._worker.process.poll() is not None:
             return self._worker.how_it_ended()
@@ -236,16 +240,16 @@ class Watch:
         self._peers = peers
         self._on_loss = on_loss
         self._stop = threading.Event()
-        self.ailments: dict[str, str] = {}
+        self.failures: dict[str, str] = {}
         self._thread = threading.Thread(target=self._loop, name="learner-ranks", daemon=True)
         self._thread.start()
 
     def _loop(self) -> None:
         while not self._stop.wait(_POLL_S):
             for peer in self._peers:
-                ailment = peer.ailment() if peer.name not in self.ailments else None
-                if ailment is not None and not self._stop.is_set():
-                    self.ailments[peer.name] = ailment
+                failure_reason = peer.failure_reason() if peer.name not in self.failures else None
+                if failure_reason is not None and not self._stop.is_set():
+                    self.failures[peer.name] = failure_reason
                     peer.kill()
                     self._on_loss()
 
@@ -259,11 +263,11 @@ class RankedLearner(ManyRanks):
     """Rank 0 of a learner of several ranks, with the others in tow. Keeps the `Learner` protocol."""
 
     def __init__(
-        self, own: Learner, ranks: TorchRanks, crew: Crew, peers: Sequence[Peer], timeout_s: float
+        self, own: Learner, ranks: TorchRanks, launcher: RankLauncher, peers: Sequence[Peer], timeout_s: float
     ) -> None:
         self._own = own
         self._ranks = ranks
-        self._crew = crew
+        self._launcher = launcher
         self._peers = peers
         self._timeout_s = timeout_s
         self._is_whole = True
@@ -308,7 +312,7 @@ class RankedLearner(ManyRanks):
         self._watch.stop()
         for peer in self._peers:
             peer.end(_CLOSE_TIMEOUT_S if self._is_whole else 0.0)
-        self._crew.close()
+        self._launcher.close()
         self._ranks.close()
 
     # ------------------------------------------------------------ all ranks at once
@@ -318,9 +322,9 @@ class RankedLearner(ManyRanks):
         if not self._is_whole or self._is_closed:
             raise LearnerLost("the learner has lost some of its ranks: the run has to be started again")
         self._is_whole = False  # until all have answered, whatever ends this before
-        packed = self._crew.pack(request)
+        packed = self._launcher.pack(request)
         for peer in self._peers:
-            peer.tell(packed)
+            peer.send(packed)
         try:
             result = do()
         except LearnerLost as error:
@@ -331,7 +335,7 @@ class RankedLearner(ManyRanks):
                 self._is_whole = all(answer[0] == "refused" for answer in self._answers(doing))
             raise
         except Exception as error:
-            if self._watch.ailments:  # an aborted exchange shows in many ways
+            if self._watch.failures:  # an aborted exchange shows in many ways
                 raise self._whoever_is_lost(doing, str(error)) from error
             raise
         self._compare(self._answers(doing), doing)
@@ -343,7 +347,7 @@ class RankedLearner(ManyRanks):
         answers = []
         for peer in self._peers:
             try:
-                answer = peer.hear(max(0.0, give_up_s - time.monotonic()))
+                answer = peer.receive(max(0.0, give_up_s - time.monotonic()))
             except PeerGone as error:
                 raise self._lose(peer, doing, str(error)) from None
             if answer is None:
@@ -369,7 +373,7 @@ class RankedLearner(ManyRanks):
         silent = []
         for peer in self._peers:
             try:
-                answer = peer.hear(max(0.0, give_up_s - time.monotonic()))
+                answer = peer.receive(max(0.0, give_up_s - time.monotonic()))
             except PeerGone as error:
                 return self._lose(peer, doing, str(error))
             if answer is None:
@@ -381,7 +385,7 @@ class RankedLearner(ManyRanks):
         return LearnerLost(f"the ranks of the learner lost each other in {doing}: {symptom}")
 
     def _lose(self, peer: Peer, doing: str, how: str) -> LearnerLost:
-        self.lost[peer.name] = self._watch.ailments.get(peer.name, how)
+        self.lost[peer.name] = self._watch.failures.get(peer.name, how)
         return LearnerLost(f"the learner lost a rank in {doing}: {self.lost[peer.name]}")
 
     def _silence(self, peer: Peer) -> str:
@@ -397,41 +401,45 @@ def _nothing() -> None:
 # ---------------------------------------------------------------- starting
 
 
-def make_ranked(plan: Plan, context: WorkerContext, host: str, crew: Crew | None = None) -> RankedLearner:
+def make_ranked(
+    spec: RunSpec, context: WorkerContext, host: str, launcher: RankLauncher | None = None
+) -> RankedLearner:
     """Start all ranks of a learner, rank 0 here. ``host``: this machine's address, as the others reach it.
 
-    Without a ``crew`` the others are child processes.
+    Without a ``launcher`` the others are child processes.
     """
-    machines, size = plan.machines, plan.machines.learner.num_ranks
-    device = choose_device(machines.trainer.device)
-    per_node = size // machines.trainer.nnodes
-    backend = choose_backend(machines.learner.backend, device, per_node, machines.trainer.n_gpus_per_node)
-    point = MeetingPoint(host, size, backend, plan.start_timeout_s, machines.learner.timeout_s)
-    crew = crew or ProcessCrew(plan)
+    settings, size = spec.settings, spec.settings.learner.num_ranks
+    device = choose_device(settings.trainer.device)
+    per_node = size // settings.trainer.nnodes
+    backend = choose_backend(settings.learner.backend, device, per_node, settings.trainer.n_gpus_per_node)
+    point = RendezvousHost(host, size, backend, spec.start_timeout_s, settings.learner.timeout_s)
+    launcher = launcher or ProcessRankLauncher(spec)
     peers: list[Peer] = []
     try:
         for rank in range(1, size):
             peers.append(
-                crew.spawn(RankAssignment(plan.learn, context, rank, machines.trainer.device, point.meeting))
+                launcher.spawn(
+                    RankAssignment(spec.learn, context, rank, settings.trainer.device, point.rendezvous)
+                )
             )
         # Only when all are there: a rank that cannot start is then named, and nobody waits for it in vain.
-        _expect(peers, "ready", plan.start_timeout_s)
-        ranks = TorchRanks(point.meeting, 0, device, point.store)
-        own = plan.learn.make(replace(context, ranks=ranks))
-        _expect(peers, "up", plan.start_timeout_s)
+        _expect(peers, "ready", spec.start_timeout_s)
+        ranks = TorchRanks(point.rendezvous, 0, device, point.store)
+        own = spec.learn.make(replace(context, ranks=ranks))
+        _expect(peers, "up", spec.start_timeout_s)
     except BaseException:
         for peer in peers:
             peer.end(0.0)
-        crew.close()
+        launcher.close()
         raise
-    return RankedLearner(own, ranks, crew, peers, machines.learner.timeout_s)
+    return RankedLearner(own, ranks, launcher, peers, settings.learner.timeout_s)
 
 
 def _expect(peers: Sequence[Peer], wanted: str, timeout_s: float) -> None:
     give_up_s = time.monotonic() + timeout_s
     for peer in peers:
         try:
-            answer = peer.hear(max(0.0, give_up_s - time.monotonic()))
+            answer = peer.receive(max(0.0, give_up_s - time.monotonic()))
         except PeerGone as error:
             raise LearnerLost(f"a rank of the learner ended while starting: {error}") from None
         if answer is None:

@@ -27,18 +27,16 @@ from typing import Any
 import psutil
 
 from offbeat.errors import ConfigError, LearnerLost, OffbeatError, TrainError
-from offbeat.runtime.base import (
+from offbeat.pacing.events import (
     Broken,
     CollectorDown,
     CollectorUp,
-    EvalEnded,
-    Happening,
+    EvalDone,
+    Event,
     HealthChanged,
-    LaneStart,
     LearnerDown,
-    Plan,
-    RoundDone,
-    SegmentReady,
+    RoundTrained,
+    SegmentArrived,
     SnapshotTaken,
 )
 from offbeat.runtime.ray_actors import (
@@ -46,9 +44,9 @@ from offbeat.runtime.ray_actors import (
     CollectorActor,
     EvaluatorActor,
     LearnerActor,
+    ProcessEnv,
+    ReplayStoreActor,
     Started,
-    StoreActor,
-    Surroundings,
 )
 from offbeat.runtime.ray_cluster import (
     CARRY,
@@ -61,8 +59,17 @@ from offbeat.runtime.ray_cluster import (
     make_actor,
 )
 from offbeat.runtime.ray_import import ray
-from offbeat.runtime.ray_parts import Arrival, Evaluation, HeldData, Lane, Part, how_it_ended, process_state
-from offbeat.runtime.ray_placement import Place, another_place, asks_of, cpus_of, place
+from offbeat.runtime.ray_placement import Placement, another_placement, cpus_of, place, requests_of
+from offbeat.runtime.ray_refs import (
+    ActorRef,
+    CollectorRef,
+    Evaluation,
+    PendingSegment,
+    RemoteSegmentData,
+    how_it_ended,
+    process_state,
+)
+from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.runtime.supervision import Pulse
 from offbeat.types import Batch, StateTree, Ticket
 
@@ -81,109 +88,128 @@ class RayRuntime:
     def __init__(self) -> None:
         self._cluster = Cluster()
         self._answers: queue.SimpleQueue[tuple[Handler, Future[Any]]] = queue.SimpleQueue()
-        self._happened: deque[Happening] = deque()
-        self._parts: list[Part] = []
-        self._lanes: dict[int, Lane] = {}
+        self._events: deque[Event] = deque()
+        self._actors: list[ActorRef] = []
+        self._collectors: dict[int, CollectorRef] = {}
         self._keys = itertools.count()
         self._held: dict[int, int] = {}  # ticket -> key of its segment
         self._published: tuple[int, list[Any]] = (-1, [])
         self._jobs: deque[tuple[str, tuple[Any, ...], Callable[[list[Any]], None]]] = deque()
-        self._is_training = False
-        self._evaluator: Part | None = None
+        self._is_busy = False
+        self._training = Batch(0, (), 0)
+        self._evaluator: ActorRef | None = None
         self._evaluation: Evaluation | None = None
         self._looked_s = time.monotonic()
-        self._places: dict[str, Place] = {}
+        self._placements: dict[str, Placement] = {}
         self._node_id = ""
-        self._plan: Plan
-        self._learner: Part
-        self._keeper: Part
-        self._store: Part | None = None
+        self._spec: RunSpec
+        self._learner: ActorRef
+        self._segment_store: ActorRef
+        self._store: ActorRef | None = None
 
     # ------------------------------------------------------------ starting and ending
 
-    def start(self, plan: Plan, lanes: Sequence[LaneStart], learner_state: StateTree | None) -> None:
+    def start(
+        self, spec: RunSpec, collectors: Sequence[CollectorState], learner_state: StateTree | None
+    ) -> None:
         """Find room for everything, start it, and wait for the learner."""
-        self._plan = plan
-        asks = asks_of(plan)
-        self._cluster.open(plan.machines.runtime.ray, cpus_of(asks))
+        self._spec = spec
+        requests = requests_of(spec)
+        self._cluster.open(spec.settings.runtime.ray, cpus_of(requests))
         self._node_id = ray.get_runtime_context().get_node_id()
-        self._places = place(asks, self._cluster.nodes(), plan)
-        ranks = [where for name, where in self._places.items() if name.startswith("learner_rank_")]
-        payload = (plan, learner_state, ranks)
-        self._learner = self._keeper = self._make("learner", LearnerActor, "learner", payload)
+        self._placements = place(requests, self._cluster.nodes(), spec)
+        ranks = [where for name, where in self._placements.items() if name.startswith("learner_rank_")]
+        payload = (spec, learner_state, ranks)
+        self._learner = self._segment_store = self._make("learner", LearnerActor, "learner", payload)
         self._report(self._learner, "starting")
-        if plan.machines.learner.num_ranks > 1:
+        if spec.settings.learner.num_ranks > 1:
             self._then(self._learner.ask("ping", group=LIFE), partial(self._wait_for_ranks, self._learner))
-        if plan.mode == "replay":
-            self._store = self._keeper = self._make("store", StoreActor, "store", None)
+        if spec.mode == "replay":
+            self._store = self._segment_store = self._make("store", ReplayStoreActor, "store", None)
             self._report(self._store, "starting")
-        for lane, start in enumerate(lanes):
-            self.start_lane(lane, start)
+        for collector, start in enumerate(collectors):
+            self.start_collector(collector, start)
         self._wait_for_learner()
 
-    def _make(self, component: str, kind: type[Actor], name: str, payload: Any) -> Part:
+    def _make(self, component: str, kind: type[Actor], name: str, payload: Any) -> ActorRef:
         """Make an actor; it reports when its role is made."""
-        where = self._places[component]
-        handle = make_actor(kind, where, self._surroundings(name, component == "learner"), payload)
-        part = Part(name, component, handle, where, time.monotonic(), self._plan.start_timeout_s)
-        self._parts.append(part)
-        self._then(part.ask("start"), partial(self._hear_start, part))
-        return part
+        placement = self._placements[component]
+        handle = make_actor(kind, placement, self._env(name, component == "learner"), payload)
+        # The driver limits the start of collectors, which it can replace.
+        patience_s = math.inf if component.startswith("collector_") else self._spec.start_timeout_s
+        actor = ActorRef(name, component, handle, placement, time.monotonic(), patience_s)
+        self._actors.append(actor)
+        self._then(actor.ask("start"), partial(self._on_start, actor))
+        return actor
 
-    def _surroundings(self, name: str, is_learner: bool) -> Surroundings:
-        plan = self._plan
-        threads = plan.machines.runtime.torch_threads if is_learner else plan.worker_threads
+    def _env(self, name: str, is_learner: bool) -> ProcessEnv:
+        spec = self._spec
+        threads = (
+            spec.settings.runtime.torch_threads if is_learner else spec.settings.runtime.worker_torch_threads
+        )
         log: Path | None = None
-        if plan.log_dir is not None:
+        if spec.log_dir is not None:
             # The learner's own log is written by the driver: this one has what its process prints.
-            log = plan.log_dir.absolute() / f"{'learner_output' if is_learner else name}.log"
+            log = spec.log_dir.absolute() / f"{'learner_output' if is_learner else name}.log"
         path = tuple(os.path.abspath(entry) for entry in sys.path)
-        return Surroundings(path, threads, plan.worker_threads, self._node_id, os.getcwd(), log)
+        return ProcessEnv(
+            path, threads, spec.settings.runtime.worker_torch_threads, self._node_id, os.getcwd(), log
+        )
 
-    def _wait_for_ranks(self, part: Part, future: Future[Any]) -> None:
+    def _wait_for_ranks(self, actor: ActorRef, future: Future[Any]) -> None:
         """The learner's process is there: from now on it is the one to say which rank does not start."""
         if future.exception() is None:
-            part.patience_s += _RANK_WAITS * self._plan.start_timeout_s
+            actor.patience_s += _RANK_WAITS * self._spec.start_timeout_s
 
     def _wait_for_learner(self) -> None:
         while not self._learner.is_up:
             self._listen(_LOOK_EVERY_S)
-            for happening in self._happened:
-                if isinstance(happening, Broken):
-                    raise happening.error
-                if isinstance(happening, LearnerDown):
-                    raise LearnerLost(f"the learner was lost while starting: {happening.reason}")
+            for event in self._events:
+                if isinstance(event, Broken):
+                    raise event.error
+                if isinstance(event, LearnerDown):
+                    raise LearnerLost(f"the learner was lost while starting: {event.reason}")
 
-    def start_lane(self, lane: int, start: LaneStart) -> None:
+    def start_collector(self, collector: int, start: CollectorState) -> None:
         """Make a collector's actor, on the same node as the one before if that is still there."""
-        self._move_if_gone(f"collector_{lane}")
-        part = self._make(f"collector_{lane}", CollectorActor, f"worker_{lane}", self._plan.lane(lane, start))
-        self._lanes[lane] = Lane(lane, part)
+        if (before := self._collectors.pop(collector, None)) is not None:
+            self._end(before.actor)
+        self._move_if_gone(f"collector_{collector}")
+        actor = self._make(
+            f"collector_{collector}",
+            CollectorActor,
+            f"worker_{collector}",
+            self._spec.collector(collector, start),
+        )
+        self._collectors[collector] = CollectorRef(collector, actor)
 
     def _move_if_gone(self, component: str) -> None:
-        where = self._places[component]
-        if where.node.id != self._node_id and not is_reachable(where.node):
-            taken = [part.place for part in self._parts]
-            self._places[component] = another_place(where, taken, self._cluster.nodes())
+        placement = self._placements[component]
+        if placement.node.id != self._node_id and not is_reachable(placement.node):
+            taken = [actor.placement for actor in self._actors]
+            self._placements[component] = another_placement(placement, taken, self._cluster.nodes())
 
-    def kill_lane(self, lane: int, reason: str) -> None:
+    def kill_collector(self, collector: int, reason: str) -> None:
         """Kill a collector that hangs, with its stack in the report."""
-        if (found := self._lanes.get(lane)) is None:  # it died: its `CollectorDown` is on the way
+        if (found := self._collectors.get(collector)) is None:  # it died: its `CollectorDown` is on the way
             return
-        stack = self._stacks([found.part])[found.part.component]
-        self._lane_down(found, f"{found.part} {reason}, it was here:\n{stack}")
+        if not found.actor.is_up:
+            self._collector_down(found, f"{found.actor} {reason}: {_room_for(found.actor)}")
+            return
+        stack = self._stacks([found.actor])[found.actor.component]
+        self._collector_down(found, f"{found.actor} {reason}, it was here:\n{stack}")
 
     def close(self) -> None:
         """End all actors, and the Ray that was started for them."""
-        parts, self._parts = self._parts, []
-        for part in parts:
-            kill_actor(part.handle)
-        self._lanes.clear()
+        actors, self._actors = self._actors, []
+        for actor in actors:
+            kill_actor(actor.handle)
+        self._collectors.clear()
         self._held.clear()
         self._jobs.clear()
         self._published = (-1, [])
-        here = [part for part in parts if part.node_id == self._node_id]
-        self._wait_for_ends([pid for part in here for pid in (part.pid, *part.pids.values())])
+        here = [actor for actor in actors if actor.node_id == self._node_id]
+        self._wait_for_ends([pid for actor in here for pid in (actor.pid, *actor.pids.values())])
         self._cluster.close()
 
     def _wait_for_ends(self, pids: Sequence[int]) -> None:
@@ -195,12 +221,12 @@ class RayRuntime:
 
     def stacks(self) -> dict[str, str]:
         """Where each actor is, by its own account."""
-        return self._stacks(self._parts)
+        return self._stacks(self._actors)
 
-    def _stacks(self, parts: Sequence[Part]) -> dict[str, str]:
-        asked = {part.component: part.ask("stack", group=LIFE) for part in parts if part.is_up}
+    def _stacks(self, actors: Sequence[ActorRef]) -> dict[str, str]:
+        asked = {actor.component: actor.ask("stack", group=LIFE) for actor in actors if actor.is_up}
         asked_s = time.monotonic()
-        stacks = {part.component: "(it has not started)" for part in parts}
+        stacks = {actor.component: "(it has not started)" for actor in actors}
         for component, reference in asked.items():
             limit_s = self._stack_wait_s(component)
             try:
@@ -211,117 +237,120 @@ class RayRuntime:
 
     def _stack_wait_s(self, component: str) -> float:
         """The learner asks its other ranks, one after the other, and waits for each as long."""
-        return STACK_WAIT_S * (self._plan.machines.learner.num_ranks if component == "learner" else 1)
+        return STACK_WAIT_S * (self._spec.settings.learner.num_ranks if component == "learner" else 1)
 
     def pids(self) -> dict[str, int]:
         """The actors on this machine."""
-        here = [part for part in self._parts if part.pid and part.node_id == self._node_id]
-        ranks = {name: pid for part in here for name, pid in part.pids.items()}
-        return {part.name: part.pid for part in here} | ranks
+        here = [actor for actor in self._actors if actor.pid and actor.node_id == self._node_id]
+        ranks = {name: pid for actor in here for name, pid in actor.pids.items()}
+        return {actor.name: actor.pid for actor in here} | ranks
 
     # ------------------------------------------------------------ collecting
 
     def collect(self, ticket: Ticket) -> None:
-        """Line the ticket up for its lane."""
-        lane = self._lanes.get(ticket.collector)
-        if lane is None:  # it died and its `CollectorDown` is on the way: the ticket is lost with it
+        """Line the ticket up for its collector."""
+        collector = self._collectors.get(ticket.collector)
+        if collector is None:  # it died and its `CollectorDown` is on the way: the ticket is lost with it
             return
-        lane.waiting.append(ticket)
-        self._send_tickets(lane)
+        collector.waiting.append(ticket)
+        self._send_tickets(collector)
 
-    def _send_tickets(self, lane: Lane) -> None:
+    def _send_tickets(self, collector: CollectorRef) -> None:
         """Send tickets with the newest weights, where the actor has not got them yet."""
-        while lane.waiting and lane.num_sent < _TICKETS_AHEAD and not lane.part.is_gone:
-            ticket = lane.waiting.popleft()
+        while collector.waiting and collector.num_sent < _TICKETS_AHEAD and not collector.actor.is_gone:
+            ticket = collector.waiting.popleft()
             version, references = self._published
-            sent = references if version > lane.weights_version else []
-            lane.weights_version = version
-            lane.num_sent += 1
-            answer, data = lane.part.ask("collect", ticket, sent, num_returns=2)
-            self._then(answer, partial(self._hear_collect, lane, ticket, data))
+            sent = references if version > collector.weights_version else []
+            collector.weights_version = version
+            collector.num_sent += 1
+            answer, data = collector.actor.ask("collect", ticket, sent, num_returns=2)
+            self._then(answer, partial(self._on_collect, collector, data))
 
-    def _hear_collect(self, lane: Lane, ticket: Ticket, data: Any, future: Future[Any]) -> None:
-        if lane.part.is_gone:
+    def _on_collect(self, collector: CollectorRef, data: Any, future: Future[Any]) -> None:
+        if collector.actor.is_gone:
             return
         if (error := future.exception()) is not None:
-            self._collect_failed(lane, error)
+            self._collect_failed(collector, error)
             return
-        lane.num_sent -= 1
+        collector.num_sent -= 1
         match pickle.loads(future.result()):
-            case ("segment", segment, state, num_bytes):
-                self._hold(lane, Arrival(next(self._keys), segment, state, num_bytes), data)
-            case ("lost", reason):
-                self._lane_down(lane, f"{lane.part}: {reason}")
-            case ("error", text):
-                doing = f"in ticket {ticket.number}"
-                self._lane_down(lane, f"collector {lane.number} raised {doing}:\n{text}", raised=True)
-        self._send_tickets(lane)
+            case SegmentArrived(segment, num_bytes, state):
+                self._store_segment(
+                    collector, PendingSegment(next(self._keys), segment, state, num_bytes), data
+                )
+            case CollectorDown(_, reason, raised):
+                text = reason if raised else f"{collector.actor}: {reason}"
+                self._collector_down(collector, text, raised)
+        self._send_tickets(collector)
 
-    def _collect_failed(self, lane: Lane, error: BaseException) -> None:
+    def _collect_failed(self, collector: CollectorRef, error: BaseException) -> None:
         if isinstance(error, ray.exceptions.RayTaskError):  # what it collected cannot be sent
-            self._lane_down(lane, f"collector {lane.number} raised:\n{error}", raised=True)
+            self._collector_down(collector, f"collector {collector.index} raised:\n{error}", raised=True)
         else:
-            self._lane_down(lane, how_it_ended(lane.part, error))
+            self._collector_down(collector, how_it_ended(collector.actor, error))
 
-    def _hold(self, lane: Lane, arrival: Arrival, data: Any) -> None:
+    def _store_segment(self, collector: CollectorRef, pending: PendingSegment, data: Any) -> None:
         """Have the data brought to the learner's node, unless it came along."""
-        lane.arriving.append(arrival)
-        if arrival.segment.data is not None:
-            arrival.is_held = True
-            self._report_arrivals(lane)
+        collector.arriving.append(pending)
+        if pending.segment.data is not None:
+            pending.is_stored = True
+            self._report_arrivals(collector)
             return
-        held = self._keeper.ask("hold", arrival.key, [data], self._plan.sync_timeout_s, group=CARRY)
-        self._then(held, partial(self._hear_hold, lane, arrival))
+        held = self._segment_store.ask("put", pending.key, [data], self._spec.sync_timeout_s, group=CARRY)
+        self._then(held, partial(self._on_stored, collector, pending))
 
-    def _hear_hold(self, lane: Lane, arrival: Arrival, future: Future[Any]) -> None:
-        if self._keeper.is_gone:
+    def _on_stored(self, collector: CollectorRef, pending: PendingSegment, future: Future[Any]) -> None:
+        if self._segment_store.is_gone:
             return
         if (error := future.exception()) is not None:
-            self._keeper_down(self._keeper, how_it_ended(self._keeper, error))
-        elif lane.part.is_gone:  # its ticket was lost with it and is collected again
-            self._drop([arrival.key])
+            self._store_down(self._segment_store, how_it_ended(self._segment_store, error))
+        elif collector.actor.is_gone:  # its ticket was lost with it and is collected again
+            self._drop([pending.key])
         elif (reason := future.result()) is not None:
-            self._lane_down(lane, f"{lane.part}: ticket {arrival.segment.ticket.number} was lost: {reason}")
+            self._collector_down(
+                collector, f"{collector.actor}: ticket {pending.segment.ticket.number} was lost: {reason}"
+            )
         else:
-            arrival.is_held = True
-            self._report_arrivals(lane)
+            pending.is_stored = True
+            self._report_arrivals(collector)
 
-    def _report_arrivals(self, lane: Lane) -> None:
+    def _report_arrivals(self, collector: CollectorRef) -> None:
         """Segments arrive in the order in which they were collected: each brings its collector's state."""
-        while lane.arriving and lane.arriving[0].is_held:
-            arrival = lane.arriving.popleft()
-            segment = arrival.segment
+        while collector.arriving and collector.arriving[0].is_stored:
+            pending = collector.arriving.popleft()
+            segment = pending.segment
             if segment.data is None:
-                self._held[segment.ticket.number] = arrival.key
-                data = HeldData(self._keeper.handle, arrival.key, self._plan.sync_timeout_s)
+                self._held[segment.ticket.number] = pending.key
+                data = RemoteSegmentData(self._segment_store.handle, pending.key, self._spec.sync_timeout_s)
                 segment = replace(segment, data=data)
-            self._happened.append(SegmentReady(segment, arrival.state, arrival.num_bytes))
+            self._events.append(SegmentArrived(segment, pending.num_bytes, pending.state))
 
     def release(self, tickets: Sequence[int]) -> None:
         """The segments of these tickets are no longer needed."""
         self._drop([self._held.pop(ticket) for ticket in tickets if ticket in self._held])
 
     def _drop(self, keys: Sequence[int]) -> None:
-        if keys and not self._keeper.is_gone:
-            self._keeper.ask("drop", keys, group=STORE, num_returns=0)
+        if keys and not self._segment_store.is_gone:
+            self._segment_store.ask("drop", keys, group=STORE, num_returns=0)
 
-    def _lane_down(self, lane: Lane, reason: str, raised: bool = False) -> None:
-        self._end(lane.part)
-        if self._lanes.get(lane.number) is lane:
-            del self._lanes[lane.number]
-        self._drop([arrival.key for arrival in lane.arriving if arrival.is_held])
-        self._happened.append(CollectorDown(lane.number, reason, raised))
+    def _collector_down(self, collector: CollectorRef, reason: str, raised: bool = False) -> None:
+        self._end(collector.actor)
+        if self._collectors.get(collector.index) is collector:
+            del self._collectors[collector.index]
+        self._drop([pending.key for pending in collector.arriving if pending.is_stored])
+        self._events.append(CollectorDown(collector.index, reason, raised))
 
     # ------------------------------------------------------------ learning
 
     def train(self, batch: Batch) -> None:
         """Train on what is kept beside the learner; small data and that of a resumed run travels along."""
-        keys = [s.data.key if isinstance(s.data, HeldData) else None for s in batch.segments]
+        keys = [s.data.key if isinstance(s.data, RemoteSegmentData) else None for s in batch.segments]
         segments = (
             segment if key is None else replace(segment, data=None)
             for segment, key in zip(batch.segments, keys, strict=True)
         )
         store = self._store.handle if self._store is not None else None
+        self._training = batch
         self._submit("train", replace(batch, segments=tuple(segments)), keys, store)
 
     def publish(self, version: int) -> None:
@@ -344,44 +373,56 @@ class RayRuntime:
         self._send_job()
 
     def _send_job(self) -> None:
-        if self._is_training or not self._jobs or self._learner.is_gone:
+        if self._is_busy or not self._jobs or self._learner.is_gone:
             return
         method, args, then = self._jobs.popleft()
-        self._is_training = True
-        self._then(self._learner.ask(method, *args), partial(self._hear_learner, then))
+        self._is_busy = True
+        self._then(self._learner.ask(method, *args), partial(self._on_learner, then))
 
-    def _hear_learner(self, then: Callable[[list[Any]], None], future: Future[Any]) -> None:
+    def _on_learner(self, then: Callable[[list[Any]], None], future: Future[Any]) -> None:
         if self._learner.is_gone:
             return
-        self._is_training = False
+        self._is_busy = False
         error = future.exception()
         if isinstance(error, ray.exceptions.RayTaskError):  # what it made cannot be sent
-            self._happened.append(Broken(TrainError(f"the learner raised:\n{error}")))
+            self._events.append(Broken(TrainError(f"the learner raised:\n{error}")))
         elif error is not None:
-            self._keeper_down(self._learner, how_it_ended(self._learner, error))
+            self._store_down(self._learner, how_it_ended(self._learner, error))
         else:
-            happened, references = future.result()
+            events, references = future.result()
             then(references)
-            self._happened.extend(map(_as_seen_here, happened))
+            self._events.extend(map(self._as_seen_here, events))
         self._send_job()
 
-    def _keeper_down(self, part: Part, reason: str) -> None:
+    def _as_seen_here(self, event: Event) -> Event:
+        """The event with this machine's clock, the whole batch, and copies of what lies in Ray's memory."""
+        match event:
+            case RoundTrained():
+                now_s = time.perf_counter()
+                started_s = now_s - (event.ended_s - event.started_s)
+                return replace(event, batch=self._training, started_s=started_s, ended_s=now_s)
+            case SnapshotTaken():
+                return copy.deepcopy(event)
+            case _:
+                return event
+
+    def _store_down(self, actor: ActorRef, reason: str) -> None:
         """The learner is gone, or what it was to train on: either way the run goes back to a checkpoint."""
-        self._end(part)
-        if part is not self._learner:
-            self._report(part, "down", reason)
-        self._happened.append(LearnerDown(reason))
+        self._end(actor)
+        if actor is not self._learner:
+            self._report(actor, "down", reason)
+        self._events.append(LearnerDown(reason))
 
     # ------------------------------------------------------------ evaluating
 
     def evaluate(self, version: int, seed: int) -> None:
         """Evaluate a frozen copy of the weights, in an actor of its own."""
-        if "evaluator" not in self._places:
+        if "evaluator" not in self._placements:
             reason = "Ray has no room for an evaluator: lower runtime.ray.evaluator_resources or add a node"
-            self._happened.append(EvalEnded(version, None, 0.0, reason))
+            self._events.append(EvalDone(version, None, 0.0, reason))
             return
         if self._evaluator is None:
-            self._evaluator = self._make("evaluator", EvaluatorActor, "evaluator", self._plan.evaluator())
+            self._evaluator = self._make("evaluator", EvaluatorActor, "evaluator", self._spec.evaluator())
             self._report(self._evaluator, "starting")
         evaluation = self._evaluation = Evaluation(version, self._evaluator)
         self._submit("freeze", version, then=partial(self._send_evaluation, evaluation, seed))
@@ -389,45 +430,45 @@ class RayRuntime:
     def _send_evaluation(self, evaluation: Evaluation, seed: int, references: list[Any]) -> None:
         if evaluation is not self._evaluation or not references:  # its evaluator has died since
             return
-        asked = evaluation.part.ask("evaluate", evaluation.version, seed, references)
-        self._then(asked, partial(self._hear_evaluator, evaluation))
+        asked = evaluation.actor.ask("evaluate", evaluation.version, seed, references)
+        self._then(asked, partial(self._on_evaluator, evaluation))
 
-    def _hear_evaluator(self, evaluation: Evaluation, future: Future[Any]) -> None:
-        if evaluation.part.is_gone:
+    def _on_evaluator(self, evaluation: Evaluation, future: Future[Any]) -> None:
+        if evaluation.actor.is_gone:
             return
         if (error := future.exception()) is not None:
-            self._evaluator_down(evaluation.part, how_it_ended(evaluation.part, error))
+            self._evaluator_down(evaluation.actor, how_it_ended(evaluation.actor, error))
         else:
             self._evaluation = None
-            self._happened.append(future.result())
+            self._events.append(future.result())
 
     def give_up_evaluation(self, version: int, reason: str) -> None:
         """Kill the evaluator with its stack in the report; the next evaluation gets a new one."""
         if self._evaluator is None:
-            self._happened.append(EvalEnded(version, None, 0.0, reason))
+            self._events.append(EvalDone(version, None, 0.0, reason))
             return
         stack = self._stacks([self._evaluator])["evaluator"]
         self._evaluator_down(self._evaluator, f"{reason}, it was here:\n{stack}")
 
-    def _evaluator_down(self, part: Part, reason: str) -> None:
+    def _evaluator_down(self, actor: ActorRef, reason: str) -> None:
         """An evaluator that dies costs one evaluation; the next one gets a new actor."""
-        self._end(part)
+        self._end(actor)
         self._evaluator = None
-        self._report(part, "down", reason)
+        self._report(actor, "down", reason)
         if self._evaluation is not None:
-            self._happened.append(EvalEnded(self._evaluation.version, None, 0.0, reason))
+            self._events.append(EvalDone(self._evaluation.version, None, 0.0, reason))
             self._evaluation = None
 
     # ------------------------------------------------------------ what happens
 
-    def wait(self, timeout_s: float) -> list[Happening]:
+    def wait(self, timeout_s: float) -> list[Event]:
         """Wait for answers, and look after the actors meanwhile."""
         give_up_s = time.monotonic() + max(0.0, timeout_s)
         while True:
-            left_s = 0.0 if self._happened else give_up_s - time.monotonic()
+            left_s = 0.0 if self._events else give_up_s - time.monotonic()
             self._listen(min(max(0.0, left_s), _LOOK_EVERY_S))
-            if self._happened or left_s <= 0:
-                return [self._happened.popleft() for _ in range(len(self._happened))]
+            if self._events or left_s <= 0:
+                return [self._events.popleft() for _ in range(len(self._events))]
 
     def _listen(self, timeout_s: float) -> None:
         """Deal with all answers that are there, waiting a little for the first."""
@@ -438,124 +479,123 @@ class RayRuntime:
             while True:
                 handler(future)
                 handler, future = self._answers.get_nowait()
-        self._look_after()
+        self._check_actors()
 
     def _then(self, reference: Any, handler: Handler) -> None:
         """Deal with an answer in the driver's thread, once it is there."""
         reference.future().add_done_callback(lambda future: self._answers.put((handler, future)))
 
-    def _report(self, part: Part, state: Any, detail: str = "") -> None:
-        self._happened.append(HealthChanged(part.component, state, detail))
+    def _report(self, actor: ActorRef, state: Any, detail: str = "") -> None:
+        self._events.append(HealthChanged(actor.component, state, detail))
 
-    def _hear_start(self, part: Part, future: Future[Any]) -> None:
-        if part.is_gone:
+    def _on_start(self, actor: ActorRef, future: Future[Any]) -> None:
+        if actor.is_gone:
             return
         if (error := future.exception()) is not None:
-            self._down(part, how_it_ended(part, error))
+            self._down(actor, how_it_ended(actor, error))
             return
         started: Started = future.result()
-        part.pid, part.node_id, part.pids = started.pid, started.node_id, started.pids
+        actor.pid, actor.node_id, actor.pids = started.pid, started.node_id, started.pids
         if started.error is not None:
-            self._start_failed(part, started.error)
+            self._start_failed(actor, started.error)
             return
-        part.is_up = True
-        timeout_s = self._plan.machines.runtime.heartbeat_timeout_s or math.inf
-        part.pulse = Pulse(timeout_s, time.monotonic())
-        if part.component.startswith("collector"):
-            self._happened.append(CollectorUp(int(part.component.rpartition("_")[2])))
+        actor.is_up = True
+        timeout_s = self._spec.settings.runtime.heartbeat_timeout_s or math.inf
+        actor.pulse = Pulse(timeout_s, time.monotonic())
+        if actor.component.startswith("collector"):
+            pid = actor.pid if actor.node_id == self._node_id else None
+            index = int(actor.component.rpartition("_")[2])
+            self._events.append(CollectorUp(index, started.capacity, pid))
         else:
-            self._report(part, "up")
+            self._report(actor, "up")
 
-    def _start_failed(self, part: Part, error: OffbeatError | str) -> None:
-        text = f"{part.component.replace('_', ' ')} raised while starting:\n{error}"
-        if (lane := self._lane_of(part)) is not None:
-            self._lane_down(lane, text, raised=True)
-        elif part is self._evaluator:
-            self._evaluator_down(part, text)
+    def _start_failed(self, actor: ActorRef, error: OffbeatError | str) -> None:
+        text = f"{actor.component.replace('_', ' ')} raised while starting:\n{error}"
+        if (collector := self._collector_of(actor)) is not None:
+            self._collector_down(collector, text, raised=True)
+        elif actor is self._evaluator:
+            self._evaluator_down(actor, text)
         else:
-            self._happened.append(Broken(error if isinstance(error, OffbeatError) else TrainError(text)))
+            self._events.append(Broken(error if isinstance(error, OffbeatError) else TrainError(text)))
 
-    def _lane_of(self, part: Part) -> Lane | None:
-        return next((lane for lane in self._lanes.values() if lane.part is part), None)
+    def _collector_of(self, actor: ActorRef) -> CollectorRef | None:
+        return next((collector for collector in self._collectors.values() if collector.actor is actor), None)
 
-    def _down(self, part: Part, reason: str) -> None:
+    def _down(self, actor: ActorRef, reason: str) -> None:
         """Whatever it was: report that it is gone."""
-        if part is self._evaluator:
-            self._evaluator_down(part, reason)
-        elif part is self._learner or part is self._store:
-            self._keeper_down(part, reason)
-        elif (lane := self._lane_of(part)) is not None:
-            self._lane_down(lane, reason)
+        if actor is self._evaluator:
+            self._evaluator_down(actor, reason)
+        elif actor is self._learner or actor is self._store:
+            self._store_down(actor, reason)
+        elif (collector := self._collector_of(actor)) is not None:
+            self._collector_down(collector, reason)
 
-    def _end(self, part: Part) -> None:
-        part.is_gone = True
-        if part in self._parts:
-            self._parts.remove(part)
-        kill_actor(part.handle)
+    def _end(self, actor: ActorRef) -> None:
+        actor.is_gone = True
+        if actor in self._actors:
+            self._actors.remove(actor)
+        kill_actor(actor.handle)
 
     # ------------------------------------------------------------ signs of life
 
-    def _look_after(self) -> None:
+    def _check_actors(self) -> None:
         """Ask each actor for a sign of life, and end those that give none or do not come up."""
         now_s = time.monotonic()
         passed_s = now_s - self._looked_s
         if passed_s < _LOOK_EVERY_S:
             return
         self._looked_s = now_s
-        for part in list(self._parts):
-            if part.is_up:
-                self._feel_pulse(part, now_s)
+        for actor in list(self._actors):
+            if actor.is_up:
+                self._check_heartbeat(actor, now_s)
                 continue
             if passed_s > _AWAY_S:  # the driver itself did not run: nobody else is to blame
-                part.started_s += passed_s
-            if now_s - part.started_s > part.patience_s:
-                self._did_not_start(part)
+                actor.started_s += passed_s
+            if now_s - actor.started_s > actor.patience_s:
+                self._did_not_start(actor)
 
-    def _feel_pulse(self, part: Part, now_s: float) -> None:
-        timing = self._plan.machines.runtime
+    def _check_heartbeat(self, actor: ActorRef, now_s: float) -> None:
+        timing = self._spec.settings.runtime
         timeout_s = timing.heartbeat_timeout_s or math.inf
-        if not part.is_asked and now_s - part.asked_s >= min(timing.heartbeat_interval_s, timeout_s / 4):
-            part.is_asked, part.asked_s = True, now_s
-            self._then(part.ask("ping", group=LIFE), partial(self._hear_ping, part))
-        cpu_s, is_stopped = process_state(part.pid) if part.node_id == self._node_id else (0.0, False)
-        assert part.pulse is not None
-        if part.pulse.is_dead(part.num_pings, cpu_s, now_s, is_stopped):
-            text = f"{part} gives no sign of life (runtime.heartbeat_timeout_s is {timeout_s:g})"
-            self._report(part, "unresponsive", text)
-            self._down(part, f"{text} and was killed")
+        if not actor.is_asked and now_s - actor.asked_s >= min(timing.heartbeat_interval_s, timeout_s / 4):
+            actor.is_asked, actor.asked_s = True, now_s
+            self._then(actor.ask("ping", group=LIFE), partial(self._on_ping, actor))
+        cpu_s, is_stopped = process_state(actor.pid) if actor.node_id == self._node_id else (0.0, False)
+        assert actor.pulse is not None
+        if actor.pulse.is_dead(actor.num_pings, cpu_s, now_s, is_stopped):
+            text = f"{actor} gives no sign of life (runtime.heartbeat_timeout_s is {timeout_s:g})"
+            self._report(actor, "unresponsive", text)
+            self._down(actor, f"{text} and was killed")
 
-    def _hear_ping(self, part: Part, future: Future[Any]) -> None:
-        part.is_asked = False
-        part.num_pings += 1
-        if not part.is_gone and (error := future.exception()) is not None:
-            self._down(part, how_it_ended(part, error))
+    def _on_ping(self, actor: ActorRef, future: Future[Any]) -> None:
+        actor.is_asked = False
+        actor.num_pings += 1
+        if not actor.is_gone and (error := future.exception()) is not None:
+            self._down(actor, how_it_ended(actor, error))
 
-    def _did_not_start(self, part: Part) -> None:
-        waits = round(part.patience_s / self._plan.start_timeout_s)
+    def _did_not_start(self, actor: ActorRef) -> None:
+        waits = round(actor.patience_s / self._spec.start_timeout_s)
         times = f"{waits} times " if waits > 1 else ""
-        limit = f"did not start within {part.patience_s:g} s ({times}runtime.start_timeout_s)"
-        wanted = ", ".join(f"{name} {amount:g}" for name, amount in part.place.resources.items())
-        free = ray.available_resources()
-        has = ", ".join(f"{name} {free.get(name, 0.0):g}" for name in part.place.resources)
-        text = f"{part} {limit}: it asks for {wanted}; free in Ray: {has}"
-        if part is self._learner:
-            self._end(part)
-            is_free = all(free.get(name, 0.0) >= amount for name, amount in part.place.resources.items())
+        text = f"{actor} did not start within {actor.patience_s:g} s ({times}runtime.start_timeout_s)"
+        text, is_free = f"{text}: {_room_for(actor)}", _has_room(actor)
+        if actor is self._learner:
+            self._end(actor)
             advice = (
                 "The machine is slow: allow it more time" if is_free else "Free some, or allow it more time"
             )
-            self._happened.append(Broken(ConfigError(f"{text}. {advice}")))
+            self._events.append(Broken(ConfigError(f"{text}. {advice}")))
         else:
-            self._down(part, text)
+            self._down(actor, text)
 
 
-def _as_seen_here(happening: Happening) -> Happening:
-    """Times by this machine's clock, and copies of what lies in Ray's memory, which ends with it."""
-    match happening:
-        case RoundDone(version, metrics, started_s, ended_s):
-            now_s = time.perf_counter()
-            return RoundDone(version, metrics, now_s - (ended_s - started_s), now_s)
-        case SnapshotTaken():
-            return copy.deepcopy(happening)
-        case _:
-            return happening
+def _room_for(actor: ActorRef) -> str:
+    """The resources that an actor waits for, and those that are free."""
+    free = ray.available_resources()
+    wanted = ", ".join(f"{name} {amount:g}" for name, amount in actor.placement.resources.items())
+    has = ", ".join(f"{name} {free.get(name, 0.0):g}" for name in actor.placement.resources)
+    return f"it asks for {wanted}; free in Ray: {has}"
+
+
+def _has_room(actor: ActorRef) -> bool:
+    free = ray.available_resources()
+    return all(free.get(name, 0.0) >= amount for name, amount in actor.placement.resources.items())

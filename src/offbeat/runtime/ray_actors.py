@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,35 +23,29 @@ import cloudpickle
 import numpy as np
 
 from offbeat.errors import OffbeatError, TrainError
-from offbeat.roles import Collector, Evaluator
-from offbeat.runtime.base import (
-    Assignment,
-    Broken,
-    CollectorRunner,
-    EvalEnded,
-    Happening,
-    LazyEvaluator,
-    Plan,
-    make_runner,
-    thread_stacks,
-)
-from offbeat.runtime.learning import LearnerDesk
+from offbeat.pacing.events import Broken, EvalDone, Event, RoundTrained, SegmentArrived
+from offbeat.roles import Evaluator
+from offbeat.runtime.base import thread_stacks
+from offbeat.runtime.learning import LazyEvaluator, LearnerExecutor
 from offbeat.runtime.ray_import import ray
-from offbeat.runtime.ray_placement import Place
+from offbeat.runtime.ray_placement import Placement
+from offbeat.runtime.serial import OneByOne, make_collector
+from offbeat.runtime.serve import CollectorServer, SyncTimeout
 from offbeat.runtime.shared import checksum, pack_object, unpack_object
-from offbeat.runtime.worker import SyncTimeout
+from offbeat.runtime.spec import Assignment, RunSpec
 from offbeat.types import Array, Batch, RemoteData, Segment, StateTree, Ticket
 
-Outcome = tuple[list[Happening], list[Any]]
+Outcome = tuple[list[Event], list[Any]]
 """What happened in a job, and the weights that it made, if it made some, or a reference to them."""
 _SMALL_BYTES = 1 << 16
 """What is no larger travels with a message: Ray would carry it that way too, with more questions asked."""
+_IDLE_S = 0.001
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _INTERNAL = (f"{os.sep}ray{os.sep}_private{os.sep}", f"{os.sep}concurrent{os.sep}")
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ProcessEnv:
     """What an actor's process takes over from the driver's."""
 
     sys_path: tuple[str, ...]
@@ -94,20 +89,24 @@ class Started:
     node_id: str
     error: OffbeatError | str | None
     pids: dict[str, int]
+    capacity: int = 1
 
 
 class Actor:
     """What all actors have: a start, a sign of life, and an account of where they are."""
 
-    def __init__(self, surroundings: Surroundings, payload: bytes) -> None:
-        self._surroundings = surroundings
+    capacity = 1
+    """Number of tickets that it wants to hold, where it is a collector."""
+
+    def __init__(self, env: ProcessEnv, payload: bytes) -> None:
+        self._env = env
         self._payload = payload
 
     def start(self) -> Started:
         """Make the role and say where it is, or what it raised."""
         error: OffbeatError | str | None = None
         try:
-            self._surroundings.take_over()
+            self._env.take_over()
             self.make(pickle.loads(self._payload))
         except OffbeatError as raised:
             error = raised
@@ -115,7 +114,8 @@ class Actor:
             error = traceback.format_exc().rstrip()
         self._payload = b""
         node_id = ray.get_runtime_context().get_node_id()
-        return Started(os.getpid(), node_id, error, self.pids() if error is None else {})
+        pids = self.pids() if error is None else {}
+        return Started(os.getpid(), node_id, error, pids, self.capacity)
 
     def pids(self) -> dict[str, int]:
         """Processes on this machine that the role keeps beside this one."""
@@ -157,7 +157,7 @@ class PackedWeights:
         """Copy the weights into one array."""
         packed = pack_object(weights)
         data = np.empty(packed.num_bytes, np.uint8)
-        packed.write(data)
+        packed.write(data.data)
         return PackedWeights(version, checksum(data), data)
 
     def check(self) -> None:
@@ -208,47 +208,54 @@ class WeightsReader:
 class CollectorActor(Actor):
     """Answers tickets with segments."""
 
-    _runner: CollectorRunner
-    _weights: WeightsReader
-    _out: dict[str, Array] | None = None
-
-    def make(self, payload: Assignment[Collector]) -> None:
-        """Make the collector where it left off."""
+    def make(self, payload: Assignment[Any]) -> None:
+        """Make the collector from its saved state."""
         self._weights = WeightsReader(payload)
-        self._runner = make_runner(payload)
-        if self._runner.specs is not None:
+        self._sent: Sequence[Any] = ()
+        self._answers: deque[tuple[bytes, Any]] = deque()
+        collector = make_collector(payload)
+        if isinstance(collector, OneByOne) and collector.specs is not None:
             # One set of arrays for all segments: Ray copies an answer before the next ticket begins.
-            self._out = {name: spec.empty() for name, spec in self._runner.specs.items()}
+            arrays = {name: spec.empty() for name, spec in collector.specs.items()}
+            collector.allocate = lambda: dict(arrays)
+        self.capacity = collector.capacity
+        self._server = CollectorServer(payload.context.collector, collector, self._newest, self._post)
 
     def collect(self, ticket: Ticket, sent: Sequence[Any]) -> tuple[bytes, Any]:
-        """Collect one ticket; the answer is small, and the data beside it stays where it is."""
-        try:
-            version, weights = self._weights.get(ticket.version, sent)
-            out = dict(self._out) if self._out is not None else None
-            segment = self._runner.run(replace(ticket, version=version), weights, out)
-            state = self._runner.collector.state_dict()
+        """Collect one ticket; return the event without its data, and the data, which stays where it is."""
+        self._sent = sent or self._sent
+        self._server.accept(ticket)
+        while not self._answers and not self._server.is_over:
+            self._server.step()
+            if self._server.has_nothing_to_do and not self._answers:
+                time.sleep(_IDLE_S)
+        return self._answers.popleft() if self._answers else (b"", None)
+
+    def _newest(self, at_least: int) -> tuple[int, Any]:
+        sent, self._sent = self._sent, ()
+        return self._weights.get(at_least, sent)
+
+    def _post(self, event: Event) -> None:
+        data = None
+        if isinstance(event, SegmentArrived):
+            segment = event.segment
             num_bytes = _num_bytes(segment.data)
-            carried = CarriedData.pack(segment.data) if num_bytes <= _SMALL_BYTES else None
-            answer = ("segment", replace(segment, data=carried), state, num_bytes)
-            return cloudpickle.dumps(answer), None if carried is not None else segment.data
-        except SyncTimeout as error:
-            return cloudpickle.dumps(("lost", str(error))), None
-        except OffbeatError as error:
-            return cloudpickle.dumps(("error", str(error))), None
-        except Exception:
-            return cloudpickle.dumps(("error", traceback.format_exc().rstrip())), None
+            carried = InlineData.pack(segment.data) if num_bytes <= _SMALL_BYTES else None
+            data = None if carried is not None else segment.data
+            event = SegmentArrived(replace(segment, data=carried), num_bytes, event.state)
+        self._answers.append((bytes(cloudpickle.dumps(event)), data))
 
 
-class CarriedData(RemoteData):
+class InlineData(RemoteData):
     """Data of a small segment, which travels with what describes it."""
 
     def __init__(self, packed: bytes) -> None:
         self._packed = packed
 
     @staticmethod
-    def pack(data: Any) -> CarriedData:
+    def pack(data: Any) -> InlineData:
         """Make it ready to travel."""
-        return CarriedData(bytes(cloudpickle.dumps(data)))
+        return InlineData(bytes(cloudpickle.dumps(data)))
 
     def fetch(self) -> Any:
         """Unpack it."""
@@ -264,15 +271,15 @@ def _num_bytes(data: Any) -> int:
 # ---------------------------------------------------------------- keeping
 
 
-class KeeperActor(Actor):
+class SegmentStoreActor(Actor):
     """Keeps segments that have arrived, by key, beside its other work: several threads call it."""
 
-    def __init__(self, surroundings: Surroundings, payload: bytes) -> None:
-        super().__init__(surroundings, payload)
+    def __init__(self, env: ProcessEnv, payload: bytes) -> None:
+        super().__init__(env, payload)
         self._kept: dict[int, Any] = {}
         self._lock = threading.Lock()
 
-    def hold(self, key: int, references: Sequence[Any], timeout_s: float) -> str | None:
+    def put(self, key: int, references: Sequence[Any], timeout_s: float) -> str | None:
         """Bring a segment's data here and keep it; say why when that does not work."""
         try:
             data = ray.get(references[0], timeout=timeout_s)
@@ -284,7 +291,7 @@ class KeeperActor(Actor):
             self._kept[key] = data
         return None
 
-    def give(self, keys: Sequence[int]) -> list[Any]:
+    def get(self, keys: Sequence[int]) -> list[Any]:
         """The data of these segments."""
         with self._lock:
             return [self._kept[key] for key in keys]
@@ -296,7 +303,7 @@ class KeeperActor(Actor):
                 self._kept.pop(key, None)
 
 
-class StoreActor(KeeperActor):
+class ReplayStoreActor(SegmentStoreActor):
     """Keeps the segments of a replay run, on the learner's node."""
 
     def make(self, payload: Any) -> None:
@@ -306,36 +313,38 @@ class StoreActor(KeeperActor):
 # ---------------------------------------------------------------- learning
 
 
-class LearnerActor(KeeperActor):
+class LearnerActor(SegmentStoreActor):
     """Trains, publishes and saves, one job after the other; keeps segments beside that.
 
     A job answers with what happened, and with a reference to weights where it made some.
     """
 
-    _desk: LearnerDesk
+    _executor: LearnerExecutor
 
-    def make(self, payload: tuple[Plan, StateTree | None, Sequence[Place]]) -> None:
-        """Make the learner where it left off, with ranks in other ``places`` when there are any."""
-        plan, state, places = payload
-        self._sync_timeout_s = plan.sync_timeout_s
-        self._happened: list[Happening] = []
+    def make(self, payload: tuple[RunSpec, StateTree | None, Sequence[Placement]]) -> None:
+        """Make the learner where it left off, with ranks in other ``placements`` when there are any."""
+        spec, state, placements = payload
+        self._sync_timeout_s = spec.sync_timeout_s
+        self._events: list[Event] = []
         self._references: list[Any] = []
-        if places:
-            from offbeat.runtime.ray_ranks import RayCrew
+        if placements:
+            from offbeat.runtime.ray_ranks import RayRankLauncher
 
             host = ray.util.get_node_ip_address()
-            learner = plan.make_learner(state, crew=RayCrew(plan, places, self._surroundings), host=host)
+            learner = spec.make_learner(
+                state, launcher=RayRankLauncher(spec, placements, self._env), host=host
+            )
         else:
-            learner = plan.make_learner(state)
-        self._desk = LearnerDesk(plan, learner, self._put_weights, self._happened.append)
+            learner = spec.make_learner(state)
+        self._executor = LearnerExecutor(spec, learner, self._put_weights, self._events.append)
 
     def pids(self) -> dict[str, int]:
         """The other ranks on this machine."""
-        return self._desk.pids()
+        return self._executor.pids()
 
     def stack(self) -> str:
         """Where this process is, and the other ranks."""
-        ranks = "".join(f"\n{name}:\n{stack}" for name, stack in self._desk.stacks().items())
+        ranks = "".join(f"\n{name}:\n{stack}" for name, stack in self._executor.stacks().items())
         return super().stack() + ranks
 
     def _put_weights(self, version: int, weights: Any) -> None:
@@ -347,8 +356,8 @@ class LearnerActor(KeeperActor):
         kept = [key for key in keys if key is not None]
         try:
             is_here = store is None or not kept
-            asked = None if is_here else store.give.remote(kept)
-            found = self.give(kept) if is_here else ray.get(asked, timeout=self._sync_timeout_s)
+            asked = None if is_here else store.get.remote(kept)
+            found = self.get(kept) if is_here else ray.get(asked, timeout=self._sync_timeout_s)
         except (KeyError, ray.exceptions.RayError) as error:
             return [Broken(TrainError(f"segments of round {batch.version} are not there: {error!r}"))], []
         data = iter(found)
@@ -357,46 +366,48 @@ class LearnerActor(KeeperActor):
             for segment, key in zip(batch.segments, keys, strict=True)
         )
         whole = replace(batch, segments=tuple(segments))
-        return self._do(lambda: self._desk.train(whole))
+        return self._do(lambda: self._executor.train(whole))
 
     def publish(self, version: int) -> Outcome:
         """Put the weights where collectors can fetch them."""
-        return self._do(lambda: self._desk.publish(version))
+        return self._do(lambda: self._executor.publish(version))
 
     def snapshot(self) -> Outcome:
         """Copy everything the learner is."""
-        return self._do(self._desk.snapshot)
+        return self._do(self._executor.snapshot)
 
     def freeze(self, version: int) -> Outcome:
         """Put weights of this version where an evaluator can fetch them."""
-        return self._do(lambda: self._desk.hand_weights(lambda weights: self._put_weights(version, weights)))
+        return self._do(
+            lambda: self._executor.send_weights(lambda weights: self._put_weights(version, weights))
+        )
 
     def _do(self, job: Callable[[], None]) -> Outcome:
         try:
             job()
         except Exception:
-            self._happened.append(
-                Broken(TrainError(f"the learner raised:\n{traceback.format_exc().rstrip()}"))
-            )
-        happened, references = list(map(_portable, self._happened)), self._references
-        self._happened.clear()
+            self._events.append(Broken(TrainError(f"the learner raised:\n{traceback.format_exc().rstrip()}")))
+        events, references = list(map(_portable, self._events)), self._references
+        self._events.clear()
         self._references = []
-        return happened, references
+        return events, references
 
 
 def _with_data(segment: Segment) -> Segment:
     data = segment.data
-    return replace(segment, data=data.fetch()) if isinstance(data, CarriedData) else segment
+    return replace(segment, data=data.fetch()) if isinstance(data, InlineData) else segment
 
 
-def _portable(happening: Happening) -> Happening:
-    """An error that cannot travel goes as its text."""
-    if isinstance(happening, Broken):
+def _portable(event: Event) -> Event:
+    """An event that can travel: without the batch, which the driver has, and an error as text if need be."""
+    if isinstance(event, RoundTrained):
+        return replace(event, batch=Batch(0, (), 0))
+    if isinstance(event, Broken):
         try:
-            pickle.loads(pickle.dumps(happening.error))
+            pickle.loads(pickle.dumps(event.error))
         except Exception:
-            return Broken(TrainError(str(happening.error)))
-    return happening
+            return Broken(TrainError(str(event.error)))
+    return event
 
 
 # ---------------------------------------------------------------- evaluating
@@ -413,10 +424,10 @@ class EvaluatorActor(Actor):
         self._weights = WeightsReader(payload)
         self._evaluator = LazyEvaluator(payload)
 
-    def evaluate(self, version: int, seed: int, sent: Sequence[Any]) -> EvalEnded:
+    def evaluate(self, version: int, seed: int, sent: Sequence[Any]) -> EvalDone:
         """Evaluate once; what goes wrong is part of the answer."""
         try:
             _, weights = self._weights.get(version, sent)
         except SyncTimeout as error:
-            return EvalEnded(version, None, 0.0, str(error))
+            return EvalDone(version, None, 0.0, str(error))
         return self._evaluator.run(weights, version, seed)

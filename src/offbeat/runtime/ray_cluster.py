@@ -15,9 +15,9 @@ import cloudpickle
 
 from offbeat.config.models import RayConfig
 from offbeat.errors import ConfigError
-from offbeat.runtime.ray_actors import Actor, Surroundings
+from offbeat.runtime.ray_actors import Actor, ProcessEnv
 from offbeat.runtime.ray_import import ray
-from offbeat.runtime.ray_placement import Node, Place
+from offbeat.runtime.ray_placement import Node, Placement
 
 _BECAUSE = ("The actor is dead because", "The actor died because")
 _CONNECT_TIMEOUT_S = 0.5
@@ -165,7 +165,7 @@ def _without_usage_reports() -> Iterator[None]:
         del os.environ[name]
 
 
-def make_actor(kind: type[Actor], where: Place, surroundings: Surroundings, payload: Any) -> Any:
+def make_actor(kind: type[Actor], where: Placement, env: ProcessEnv, payload: Any) -> Any:
     """Start an actor on its node, or on another when that is gone; return its handle."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -182,7 +182,7 @@ def make_actor(kind: type[Actor], where: Place, surroundings: Surroundings, payl
         options["memory"] = named.pop("memory")
     options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(where.node.id, soft=True)
     options |= {"max_restarts": 0, "max_task_retries": 0}  # the session decides what is replaced
-    return _actor_class(kind).options(**options, resources=named).remote(surroundings, packed)
+    return _actor_class(kind).options(**options, resources=named).remote(env, packed)
 
 
 def _actor_class(kind: type[Actor]) -> Any:
@@ -208,7 +208,7 @@ def is_reachable(node: Node) -> bool:
 
 
 def cause_of(error: BaseException) -> str:
-    """What happened, out of the page that Ray writes about it."""
+    """The cause of an error, out of the page that Ray writes about it."""
     if isinstance(error, ray.exceptions.ActorUnavailableError):
         return "it cannot be reached (its node or process may have died)"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -1,6 +1,6 @@
 """Which Ray node each actor of a run goes to, and a refusal in words when the nodes cannot hold them.
 
-Nothing here talks to Ray: nodes come in, places go out.
+Nothing here talks to Ray: nodes come in, placements go out.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from offbeat.config.settings import Settings
 from offbeat.errors import ConfigError
-from offbeat.runtime.base import Machines, Plan
+from offbeat.runtime.spec import RunSpec
 
 Role = Literal["learner", "store", "collector", "evaluator"]
 _SLACK = 1e-6
@@ -31,7 +32,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ResourceRequest:
     """What one actor needs; ``spread`` is its number among its role's nodes.
 
     ``key`` is the setting that asks for its resources, ``gpu_key`` for its GPUs, ``count_key`` for as many
@@ -48,34 +49,34 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Placement:
     """Where an actor goes: a node, and what it takes there."""
 
     node: Node
     resources: Mapping[str, float]
 
 
-def asks_of(plan: Plan) -> list[Ask]:
+def requests_of(spec: RunSpec) -> list[ResourceRequest]:
     """Everything the run may start, the learner first."""
-    ray = plan.machines.runtime.ray
-    asks = _learner_asks(plan.machines)
-    if plan.mode == "replay":
-        asks.append(Ask("store", "store", ray.store_resources, "runtime.ray.store_resources"))
-    asks += _collector_asks(plan.machines, plan.num_lanes)
-    if plan.evaluate is not None:
+    ray = spec.settings.runtime.ray
+    requests = _learner_requests(spec.settings)
+    if spec.mode == "replay":
+        requests.append(ResourceRequest("store", "store", ray.store_resources, "runtime.ray.store_resources"))
+    requests += _collector_requests(spec.settings, spec.num_collectors)
+    if spec.evaluate is not None:
         key = "runtime.ray.evaluator_resources"
-        asks.append(Ask("evaluator", "evaluator", ray.evaluator_resources, key))
-    return asks
+        requests.append(ResourceRequest("evaluator", "evaluator", ray.evaluator_resources, key))
+    return requests
 
 
-def _learner_asks(machines: Machines) -> list[Ask]:
+def _learner_requests(settings: Settings) -> list[ResourceRequest]:
     """The learner's one node: one actor for all ranks, which are its children. Several: an actor a rank."""
-    trainer, ranks = machines.trainer, machines.learner.num_ranks
-    each, gpus = machines.runtime.ray.learner_resources, trainer.n_gpus_per_node
+    trainer, ranks = settings.trainer, settings.learner.num_ranks
+    each, gpus = settings.runtime.ray.learner_resources, trainer.n_gpus_per_node
     keys = ("runtime.ray.learner_resources", "trainer.n_gpus_per_node", "learner.num_ranks")
     if trainer.nnodes == 1:
         resources = {name: amount * ranks for name, amount in each.items()}
-        return [Ask("learner", "learner", _with_gpus(resources, float(gpus)), *keys)]
+        return [ResourceRequest("learner", "learner", _with_gpus(resources, float(gpus)), *keys)]
     if ranks % trainer.nnodes:
         raise ConfigError(
             f"learner.num_ranks {ranks} does not divide by trainer.nnodes {trainer.nnodes}: change one"
@@ -83,18 +84,22 @@ def _learner_asks(machines: Machines) -> list[Ask]:
     on_node = ranks // trainer.nnodes
     resources = _with_gpus(each, _share(gpus, on_node))
     names = ("learner", *(f"learner_rank_{rank}" for rank in range(1, ranks)))
-    return [Ask(name, "learner", resources, *keys, rank // on_node) for rank, name in enumerate(names)]
+    return [
+        ResourceRequest(name, "learner", resources, *keys, rank // on_node) for rank, name in enumerate(names)
+    ]
 
 
-def _collector_asks(machines: Machines, num_lanes: int) -> list[Ask]:
-    nodes, gpus = machines.rollout.nnodes, machines.rollout.n_gpus_per_node
+def _collector_requests(settings: Settings, num_collectors: int) -> list[ResourceRequest]:
+    nodes, gpus = settings.rollout.nnodes, settings.rollout.n_gpus_per_node
     keys = ("runtime.ray.collector_resources", "rollout.n_gpus_per_node", "runtime.num_workers")
-    asks = []
-    for lane in range(num_lanes):
-        on_node = len(range(lane % nodes, num_lanes, nodes))
-        resources = _with_gpus(machines.runtime.ray.collector_resources, _share(gpus, on_node))
-        asks.append(Ask(f"collector_{lane}", "collector", resources, *keys, lane % nodes))
-    return asks
+    requests = []
+    for collector in range(num_collectors):
+        on_node = len(range(collector % nodes, num_collectors, nodes))
+        resources = _with_gpus(settings.runtime.ray.collector_resources, _share(gpus, on_node))
+        requests.append(
+            ResourceRequest(f"collector_{collector}", "collector", resources, *keys, collector % nodes)
+        )
+    return requests
 
 
 def _share(num_gpus: int, sharers: int) -> float:
@@ -110,36 +115,36 @@ def _with_gpus(resources: Mapping[str, float], gpus: float) -> dict[str, float]:
     return {**resources, "GPU": gpus} if gpus else dict(resources)
 
 
-def cpus_of(asks: Iterable[Ask]) -> int:
-    """Processors that all actors together ask for, rounded up."""
-    return math.ceil(sum(ask.resources.get("CPU", 0.0) for ask in asks) - _SLACK)
+def cpus_of(requests: Iterable[ResourceRequest]) -> int:
+    """Processors that all actors together request for, rounded up."""
+    return math.ceil(sum(request.resources.get("CPU", 0.0) for request in requests) - _SLACK)
 
 
-def place(asks: Sequence[Ask], nodes: Sequence[Node], plan: Plan) -> dict[str, Place]:
+def place(requests: Sequence[ResourceRequest], nodes: Sequence[Node], spec: RunSpec) -> dict[str, Placement]:
     """Give each actor a node, the first node before the others; refuse what the nodes cannot hold.
 
     An evaluator without room is left out: it costs evaluations beside training, not the run.
     """
-    wanted = {"learner": plan.machines.trainer.nnodes, "collector": plan.machines.rollout.nnodes}
+    wanted = {"learner": spec.settings.trainer.nnodes, "collector": spec.settings.rollout.nnodes}
     pools: dict[Role, list[Node]] = {}
     left = {node.id: dict(node.total) for node in nodes}
-    places: dict[str, Place] = {}
-    for ask in asks:
-        if ask.role not in pools:
-            pools[ask.role] = _pool(ask, nodes, wanted.get(ask.role, 1))
-        chosen = pools[ask.role][ask.spread : ask.spread + 1]
-        room = (node for node in (*chosen, *nodes) if _fits(ask.resources, left[node.id]))
+    placements: dict[str, Placement] = {}
+    for request in requests:
+        if request.role not in pools:
+            pools[request.role] = _pool(request, nodes, wanted.get(request.role, 1))
+        chosen = pools[request.role][request.spread : request.spread + 1]
+        room = (node for node in (*chosen, *nodes) if _fits(request.resources, left[node.id]))
         node = next(room, None)
         if node is not None:
-            places[ask.component] = Place(node, ask.resources)
-            for name, amount in ask.resources.items():
+            placements[request.component] = Placement(node, request.resources)
+            for name, amount in request.resources.items():
                 left[node.id][name] = left[node.id].get(name, 0.0) - amount
-        elif ask.role != "evaluator":
-            raise ConfigError(_no_room(ask, asks, nodes, len(places)))
-    return places
+        elif request.role != "evaluator":
+            raise ConfigError(_no_room(request, requests, nodes, len(placements)))
+    return placements
 
 
-def another_place(lost: Place, others: Iterable[Place], nodes: Sequence[Node]) -> Place:
+def another_placement(lost: Placement, others: Iterable[Placement], nodes: Sequence[Node]) -> Placement:
     """Where an actor goes whose node is gone: where most is left, or as it was if there is room nowhere."""
     left = {node.id: dict(node.total) for node in nodes}
     for taken in others:
@@ -147,20 +152,20 @@ def another_place(lost: Place, others: Iterable[Place], nodes: Sequence[Node]) -
             left[taken.node.id][name] = left[taken.node.id].get(name, 0.0) - amount
     fitting = [node for node in nodes if _fits(lost.resources, left[node.id])]
     best = max(fitting, key=lambda node: left[node.id].get("CPU", 0.0), default=lost.node)
-    return Place(best, lost.resources)
+    return Placement(best, lost.resources)
 
 
-def _pool(ask: Ask, nodes: Sequence[Node], num_nodes: int) -> list[Node]:
+def _pool(request: ResourceRequest, nodes: Sequence[Node], num_nodes: int) -> list[Node]:
     """The nodes of a role: those that could hold one of its actors, in order."""
-    fitting = [node for node in nodes if _fits(ask.resources, node.total)]
-    if ask.role == "evaluator" or len(fitting) >= num_nodes:
+    fitting = [node for node in nodes if _fits(request.resources, node.total)]
+    if request.role == "evaluator" or len(fitting) >= num_nodes:
         return fitting[:num_nodes]
     if not fitting:
-        raise ConfigError(_missing(ask, nodes))
-    key = "trainer.nnodes" if ask.role == "learner" else "rollout.nnodes"
+        raise ConfigError(_missing(request, nodes))
+    key = "trainer.nnodes" if request.role == "learner" else "rollout.nnodes"
     raise ConfigError(
         f"{key}={num_nodes} asks for {num_nodes} nodes, but Ray has {len(fitting)} that could hold "
-        f"{_in_words(ask.resources)}: lower {key}, or add nodes (`ray start --address=HEAD`) and set "
+        f"{_in_words(request.resources)}: lower {key}, or add nodes (`ray start --address=HEAD`) and set "
         "runtime.ray.address"
     )
 
@@ -169,27 +174,36 @@ def _fits(resources: Mapping[str, float], room: Mapping[str, float]) -> bool:
     return all(amount <= room.get(name, 0.0) + _SLACK for name, amount in resources.items())
 
 
-def _missing(ask: Ask, nodes: Sequence[Node]) -> str:
+def _missing(request: ResourceRequest, nodes: Sequence[Node]) -> str:
     """Why no node can hold even one such actor, and what to do about it."""
-    most = {name: max((node.total.get(name, 0.0) for node in nodes), default=0.0) for name in ask.resources}
-    lacking = [name for name, amount in ask.resources.items() if amount > most[name] + _SLACK]
-    lines = [f"{name}: {ask.resources[name]:g} asked, at most {most[name]:g} on a node" for name in lacking]
+    most = {
+        name: max((node.total.get(name, 0.0) for node in nodes), default=0.0) for name in request.resources
+    }
+    lacking = [name for name, amount in request.resources.items() if amount > most[name] + _SLACK]
+    lines = [
+        f"{name}: {request.resources[name]:g} asked, at most {most[name]:g} on a node" for name in lacking
+    ]
     if not lines:
         lines = ["no single node has all of it"]
-    keys = " and ".join(dict.fromkeys(ask.gpu_key if name == "GPU" else ask.key for name in lacking))
+    keys = " and ".join(dict.fromkeys(request.gpu_key if name == "GPU" else request.key for name in lacking))
     return (
-        f"{ask.component} asks for {_in_words(ask.resources)}, which no node of Ray has "
-        f"({'; '.join(lines)}). {_totals(nodes)}. Lower {keys or ask.key}, or set runtime.ray.address to a "
-        "cluster that has it (named resources come from `ray start --resources`)"
+        f"{request.component} asks for {_in_words(request.resources)}, which no node of Ray has "
+        f"({'; '.join(lines)}). {_totals(nodes)}. Lower {keys or request.key}, or set runtime.ray.address "
+        "to a cluster that has it (named resources come from `ray start --resources`)"
     )
 
 
-def _no_room(ask: Ask, asks: Sequence[Ask], nodes: Sequence[Node], placed: int) -> str:
-    alike = sum(other.role == ask.role for other in asks)
-    keys = " or ".join(key for key in (ask.count_key, ask.key, "GPU" in ask.resources and ask.gpu_key) if key)
+def _no_room(
+    request: ResourceRequest, requests: Sequence[ResourceRequest], nodes: Sequence[Node], placed: int
+) -> str:
+    alike = sum(other.role == request.role for other in requests)
+    keys = " or ".join(
+        key for key in (request.count_key, request.key, "GPU" in request.resources and request.gpu_key) if key
+    )
     return (
-        f"{alike} x {ask.role} with {_in_words(ask.resources)} each do not fit: there is room for {placed} "
-        f"actors of the run, and none for {ask.component}. {_totals(nodes)}. Lower {keys}, or add nodes"
+        f"{alike} x {request.role} with {_in_words(request.resources)} each do not fit: there is room for "
+        f"{placed} actors of the run, and none for {request.component}. {_totals(nodes)}. Lower {keys}, "
+        "or add nodes"
     )
 
 

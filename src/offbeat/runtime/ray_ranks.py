@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from offbeat.errors import OffbeatError
-from offbeat.runtime.base import Plan
 from offbeat.runtime.ranks import Answer, Follower, Peer, PeerGone, RankAssignment, Request
-from offbeat.runtime.ray_actors import Actor, Started, Surroundings
+from offbeat.runtime.ray_actors import Actor, ProcessEnv, Started
 from offbeat.runtime.ray_cluster import LIFE, STACK_WAIT_S, cause_of, kill_actor, make_actor
 from offbeat.runtime.ray_import import ray
-from offbeat.runtime.ray_placement import Place
+from offbeat.runtime.ray_placement import Placement
+from offbeat.runtime.spec import RunSpec
 
 
 class RankActor(Actor):
@@ -49,7 +49,7 @@ class RankActor(Actor):
 class RayPeer:
     """A rank in an actor."""
 
-    def __init__(self, name: str, handle: Any, where: Place, timeout_s: float | None) -> None:
+    def __init__(self, name: str, handle: Any, where: Placement, timeout_s: float | None) -> None:
         self.name = name
         self.pid: int | None = None
         self._handle = handle
@@ -58,11 +58,11 @@ class RayPeer:
         self._waiting: deque[Any] = deque([handle.start.remote(), handle.meet.remote()])
         self._ping: tuple[Any, float] | None = None
 
-    def tell(self, packed: Any) -> None:
+    def send(self, packed: Any) -> None:
         """Send a reference to a request."""
         self._waiting.append(self._handle.serve.remote(packed))
 
-    def hear(self, timeout_s: float) -> Answer | None:
+    def receive(self, timeout_s: float) -> Answer | None:
         """Its next answer, None when there is none in time."""
         ready, _ = ray.wait([self._waiting[0]], timeout=timeout_s)
         if not ready:
@@ -80,7 +80,7 @@ class RayPeer:
             self.pid = started.pid
         return ("ready",)
 
-    def ailment(self) -> str | None:
+    def failure_reason(self) -> str | None:
         """Whether its actor has died or gives no sign of life."""
         now_s = time.monotonic()
         if self._ping is None:
@@ -120,22 +120,22 @@ class RayPeer:
         self.kill()
 
 
-class RayCrew:
-    """Ranks in actors, one in each of the ``places``; requests lie in Ray's object store."""
+class RayRankLauncher:
+    """Ranks in actors, one in each of the ``placements``; requests lie in Ray's object store."""
 
-    def __init__(self, plan: Plan, places: Sequence[Place], surroundings: Surroundings) -> None:
-        self._plan = plan
-        self._places = places
-        self._surroundings = surroundings
+    def __init__(self, spec: RunSpec, placements: Sequence[Placement], env: ProcessEnv) -> None:
+        self._spec = spec
+        self._placements = placements
+        self._env = env
         self._request: list[Any] = []
 
     def spawn(self, assignment: RankAssignment) -> Peer:
         """Start an actor."""
-        name, where = f"learner_rank_{assignment.rank}", self._places[assignment.rank - 1]
-        log = self._plan.log_dir
-        surroundings = replace(self._surroundings, log=log.absolute() / f"{name}.log" if log else None)
-        handle = make_actor(RankActor, where, surroundings, assignment)
-        return RayPeer(name, handle, where, self._plan.machines.runtime.heartbeat_timeout_s)
+        name, where = f"learner_rank_{assignment.rank}", self._placements[assignment.rank - 1]
+        log = self._spec.log_dir
+        env = replace(self._env, log=log.absolute() / f"{name}.log" if log else None)
+        handle = make_actor(RankActor, where, env, assignment)
+        return RayPeer(name, handle, where, self._spec.settings.runtime.heartbeat_timeout_s)
 
     def pack(self, request: Request) -> list[Any]:
         """Put a request into the object store; the one before is freed."""

@@ -12,10 +12,11 @@ import itertools
 import mmap
 import os
 import pickle
+import struct
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -31,65 +32,95 @@ def _aligned(num_bytes: int) -> int:
 
 
 _serials = itertools.count()
+_HAS_MEMFD = hasattr(os, "memfd_create")
+
+
+class Address(NamedTuple):
+    """All that another process needs to open a block: four numbers.
+
+    The serial number is there because descriptors are used again: a reader that has opened a block must not
+    take a later one for it.
+    """
+
+    pid: int
+    descriptor: int
+    size: int
+    serial: int
+
+    @property
+    def path(self) -> str:
+        """The file behind the block."""
+        if _HAS_MEMFD:
+            return f"/proc/{self.pid}/fd/{self.descriptor}"
+        return os.path.join(tempfile.gettempdir(), f"offbeat-{self.pid}-{self.serial}")
+
+    def __str__(self) -> str:
+        return ":".join(map(str, self))
+
+    @staticmethod
+    def parse(text: str) -> Address:
+        """Read an address from a command line."""
+        return Address(*map(int, text.split(":")))
 
 
 class Block:
-    """A piece of memory that several processes map. ``address`` is what another process opens it by.
+    """A piece of memory that several processes map.
 
-    An address ends in a serial number: descriptors are used again, and a reader that has opened a block
-    must not take a later one for it.
+    ``bytes`` and ``memory`` are its bytes, ``words`` the same as 64-bit numbers.
     """
 
-    def __init__(self, descriptor: int, path: str, size: int, serial: int, is_owner: bool) -> None:
-        self.address = f"{path}:{size}:{serial}"
-        self.size = size
-        self._path = path
-        self._map = mmap.mmap(descriptor, size)
+    def __init__(self, descriptor: int, address: Address, is_owner: bool) -> None:
+        self.address = address
+        self.size = address.size
+        self._map = mmap.mmap(descriptor, address.size)
         # The owner's descriptor is what others open the block through; a reader needs only its map.
         self._descriptor = descriptor if is_owner else None
         if not is_owner:
             os.close(descriptor)
+        self.memory = memoryview(self._map)
+        self.words = self.memory.cast("q")
         self.bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
 
     @staticmethod
     def create(size: int) -> Block:
         """Make a block of at least ``size`` bytes with its pages in memory."""
-        size = max(_aligned(size), mmap.PAGESIZE)
-        if hasattr(os, "memfd_create"):
+        size, serial = max(_aligned(size), mmap.PAGESIZE), next(_serials)
+        if _HAS_MEMFD:
             descriptor = os.memfd_create("offbeat")
-            path = f"/proc/{os.getpid()}/fd/{descriptor}"
         else:
-            descriptor, path = tempfile.mkstemp(prefix="offbeat-")
+            path = Address(os.getpid(), 0, size, serial).path
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         os.ftruncate(descriptor, size)
-        block = Block(descriptor, path, size, next(_serials), is_owner=True)
+        block = Block(descriptor, Address(os.getpid(), descriptor, size, serial), is_owner=True)
         block.bytes[:: mmap.PAGESIZE] = 0  # touch each page once, so that no segment pays for it
         return block
 
     @staticmethod
-    def open(address: str) -> Block:
-        """Map a block that another process made."""
-        path, size, serial = address.rsplit(":", 2)
-        return Block(os.open(path, os.O_RDWR), path, int(size), int(serial), is_owner=False)
+    def open(address: Address) -> Block:
+        """Map a block that another process made; OSError when that process has ended."""
+        return Block(os.open(address.path, os.O_RDWR), address, is_owner=False)
 
     def close(self) -> None:
         """Unmap; the memory is freed when the last process does so."""
         self.bytes = np.empty(0, np.uint8)
         with contextlib.suppress(BufferError):  # a view is still alive: the map goes when it does
+            self.words.release()
+            self.memory.release()
             self._map.close()
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-            if not self._path.startswith("/proc/"):
-                os.unlink(self._path)
+            if not _HAS_MEMFD:
+                os.unlink(self.address.path)
 
 
 class OpenBlocks:
     """Blocks of other processes, opened once."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Block] = {}
+        self._open: dict[Address, Block] = {}
 
-    def __getitem__(self, address: str) -> Block:
+    def __getitem__(self, address: Address) -> Block:
         if address not in self._open:
             self._open[address] = Block.open(address)
         return self._open[address]
@@ -104,12 +135,13 @@ def layout(specs: Mapping[str, ArraySpec]) -> tuple[dict[str, int], int]:
     return offsets, end
 
 
-def arrays_in(block: Block, specs: Mapping[str, ArraySpec]) -> dict[str, Array]:
-    """Views of a block as the arrays of ``specs``."""
+def arrays_in(block: Block, specs: Mapping[str, ArraySpec], begin: int = 0) -> dict[str, Array]:
+    """Views of a block as the arrays of ``specs``, the first one at byte ``begin``."""
     offsets, _ = layout(specs)
     views = {}
     for name, spec in specs.items():
-        part = block.bytes[offsets[name] : offsets[name] + spec.num_bytes]
+        offset = begin + offsets[name]
+        part = block.bytes[offset : offset + spec.num_bytes]
         views[name] = part.view(np.dtype(spec.dtype)).reshape(spec.shape)
     return views
 
@@ -128,14 +160,13 @@ class Packed:
         """Room it needs in a block."""
         return _table_bytes(len(self.parts)) + sum(_aligned(part.nbytes) for part in self.parts)
 
-    def write(self, target: NDArray[np.uint8]) -> None:
-        """Copy everything to the beginning of ``target``."""
-        begin = _table_bytes(len(self.parts))
-        table = target[:begin].view(np.int64)
-        table[0] = len(self.parts)
-        for index, part in enumerate(self.parts):
-            table[1 + index] = part.nbytes
-            target[begin : begin + part.nbytes] = np.frombuffer(part, np.uint8)
+    def write(self, memory: memoryview) -> None:
+        """Copy everything to the beginning of ``memory``."""
+        parts = self.parts
+        struct.pack_into(f"{1 + len(parts)}q", memory, 0, len(parts), *(part.nbytes for part in parts))
+        begin = _table_bytes(len(parts))
+        for part in parts:
+            memory[begin : begin + part.nbytes] = part
             begin += _aligned(part.nbytes)
 
 
@@ -156,13 +187,19 @@ def pack_object(value: Any) -> Packed:
 
 def unpack_object(own: NDArray[np.uint8]) -> Any:
     """Rebuild an object from its bytes, which its arrays go on using: pass a private copy."""
-    count = int(own[:8].view(np.int64)[0])
-    sizes = own[8 : 8 * (1 + count)].view(np.int64)
+    memory = own.data
+    (count,) = struct.unpack_from("q", memory)
     parts, begin = [], _table_bytes(count)
-    for size in map(int, sizes):
-        parts.append(own[begin : begin + size])
+    for size in struct.unpack_from(f"{count}q", memory, 8):
+        parts.append(memory[begin : begin + size])
         begin += _aligned(size)
-    return pickle.loads(parts[0].data, buffers=[part.data for part in parts[1:]])
+    return pickle.loads(parts[0], buffers=parts[1:])
+
+
+def copy_object(shared: NDArray[np.uint8]) -> Any:
+    """Rebuild an object from shared bytes, which may be written again afterwards."""
+    has_arrays = struct.unpack_from("q", shared.data)[0] > 1
+    return unpack_object(shared.copy() if has_arrays else shared)
 
 
 # ---------------------------------------------------------------- weights
@@ -175,6 +212,7 @@ def checksum(data: NDArray[np.uint8]) -> int:
 
 _SEQUENCE, _VERSION, _SIZE, _CHECKSUM = range(4)
 _HEAD_BYTES = _ALIGN
+_HEAD_WORDS = 4
 
 
 class WeightsWriter:
@@ -190,10 +228,9 @@ class WeightsWriter:
         self._turn = 0
 
     @property
-    def address(self) -> str:
-        """Where readers find the weights; changes when they outgrow their block."""
-        assert self._block is not None, "nothing was published yet"
-        return self._block.address
+    def address(self) -> Address | None:
+        """Address for readers, which changes when the weights outgrow their block; None before the first."""
+        return self._block.address if self._block is not None else None
 
     def publish(self, version: int, weights: Any) -> None:
         """Write a version."""
@@ -205,7 +242,7 @@ class WeightsWriter:
         half = _half(self._block, self._turn)
         head, body = half[:_HEAD_BYTES].view(np.int64), half[_HEAD_BYTES:room]
         head[_SEQUENCE] += 1
-        packed.write(body)
+        packed.write(body.data)
         head[_VERSION], head[_SIZE], head[_CHECKSUM] = version, packed.num_bytes, checksum(body)
         head[_SEQUENCE] += 1
         self._turn = 1 - self._turn
@@ -248,8 +285,9 @@ def read_weights(block: Block, at_least: int) -> tuple[int, Any] | None:
 
 def newest_version(block: Block) -> int:
     """The newest version that is wholly there; -1 when none is."""
-    return max(_newest(_half(block, index)[:_HEAD_BYTES].view(np.int64)) for index in (0, 1))
+    words, second = block.words, block.size // 2 // _ALIGN * _ALIGN // 8
+    return max(_newest(words[:_HEAD_WORDS]), _newest(words[second : second + _HEAD_WORDS]))
 
 
-def _newest(head: NDArray[np.int64]) -> int:
+def _newest(head: memoryview | NDArray[np.int64]) -> int:
     return int(head[_VERSION]) if head[_SIZE] and head[_SEQUENCE] % 2 == 0 else -1

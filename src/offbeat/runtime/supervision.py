@@ -58,20 +58,20 @@ class RestartBudget:
     _lost_at_s: deque[float] = field(default_factory=deque)
     _in_a_row: dict[int, int] = field(default_factory=dict)
 
-    def lost(self, lane: int, now_s: float) -> float:
+    def lost(self, collector: int, now_s: float) -> float:
         """A collector was lost; return how many seconds to wait before it is replaced."""
         self._lost_at_s.append(now_s)
         while self._lost_at_s[0] < now_s - self.config.restart_window_s:
             self._lost_at_s.popleft()
-        before = self._in_a_row.get(lane, 0)
-        self._in_a_row[lane] = before + 1
+        before = self._in_a_row.get(collector, 0)
+        self._in_a_row[collector] = before + 1
         if before == 0:
             return 0.0
         return min(self.config.restart_backoff_s * 2.0 ** (before - 1), self.config.restart_backoff_max_s)
 
-    def worked(self, lane: int) -> None:
+    def worked(self, collector: int) -> None:
         """A collector made a segment."""
-        self._in_a_row.pop(lane, None)
+        self._in_a_row.pop(collector, None)
 
     @property
     def is_spent(self) -> bool:

@@ -2,39 +2,45 @@
 
 Started as ``python -m offbeat.runtime.worker``, with its name last for whoever looks at processes. Not
 through multiprocessing: so the user's script is not run again, no guard is needed in it, and functions from
-notebooks travel by value. Messages are small tuples; arrays and states go through shared memory.
+notebooks travel by value. Collectors speak in the records of `offbeat.runtime.wire`, other roles in small
+tuples; arrays and states go through shared memory.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import os
+import select
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
-import numpy as np
 
 from offbeat.errors import OffbeatError
+from offbeat.pacing.events import CollectorDown, CollectorUp, SegmentArrived
 from offbeat.roles import Collector, Evaluator
-from offbeat.runtime.base import Assignment, LazyEvaluator, make_runner
-from offbeat.runtime.shared import (
-    Block,
-    OpenBlocks,
-    arrays_in,
-    newest_version,
-    pack_object,
-    read_weights,
-    unpack_object,
+from offbeat.runtime.learning import LazyEvaluator
+from offbeat.runtime.serial import OneByOne, make_collector
+from offbeat.runtime.serve import SyncTimeout, serve, start
+from offbeat.runtime.shared import Address, Block, OpenBlocks, copy_object, newest_version, read_weights
+from offbeat.runtime.spec import Assignment
+from offbeat.runtime.wire import (
+    DOWN,
+    LOST,
+    UP,
+    WEIGHTS,
+    SegmentWriter,
+    WorkerInput,
+    pack_text,
+    write_all,
 )
-from offbeat.types import Array, Segment, Ticket
+from offbeat.types import Ticket
 
 if TYPE_CHECKING:
     from offbeat.runtime.ranks import RankAssignment
@@ -42,70 +48,102 @@ if TYPE_CHECKING:
 _SYNC_POLL_S = 0.0005
 
 
-class SyncTimeout(Exception):
-    """Weights of the wanted version did not come in time."""
-
-
 class Weights:
-    """The newest weights this worker has copied."""
+    """The newest weights that this worker has copied."""
 
-    def __init__(self, blocks: OpenBlocks, timeout_s: float) -> None:
-        self._blocks = blocks
+    def __init__(self, timeout_s: float) -> None:
+        self._blocks = OpenBlocks()
         self._timeout_s = timeout_s
-        self._have: tuple[str, int, Any] = ("", -1, None)
+        self._address: Address | None = None
+        self._have: tuple[int, Any] = (-1, None)
 
-    def get(self, address: str, at_least: int) -> tuple[int, Any]:
+    def get(self, address: Address, at_least: int) -> tuple[int, Any]:
         """Return the newest weights, which must be of at least this version, copying only what is new."""
-        block = self._blocks[address]
-        if self._have[:2] == (address, newest_version(block)):
-            return self._have[1:]
+        block, version = self._blocks[address], self._have[0]
+        if address == self._address and version >= at_least and version == newest_version(block):
+            return self._have
         give_up_s = time.monotonic() + self._timeout_s
         while (found := read_weights(block, at_least)) is None:
             if time.monotonic() > give_up_s:
                 raise SyncTimeout(f"weights of version {at_least} did not arrive in {self._timeout_s} s")
             time.sleep(_SYNC_POLL_S)
-        self._have = (address, *found)
+        self._address, self._have = address, found
         return found
 
 
-class CollectorServer:
-    """Answers tickets with segments, written into the slots it is told."""
+class PipeInbox:
+    """Tickets out of the driver's pipe, in which the weights' address may change."""
 
-    def __init__(self, connection: Connection, assignment: Assignment[Collector]) -> None:
-        self._connection = connection
-        self._blocks = OpenBlocks()
-        self._weights = Weights(self._blocks, assignment.sync_timeout_s)
-        self._runner = make_runner(assignment)
-        self._views: dict[str, dict[str, Array]] = {}
+    def __init__(self, descriptor: int, index: int) -> None:
+        self.weights: Address | None = None
+        self._index = index
+        self._records = WorkerInput(descriptor)
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
 
-    def up_message(self) -> tuple[Any, ...]:
-        """Say that tickets are welcome, and what a segment looks like."""
-        return ("up", self._runner.specs)
-
-    def serve(self, message: tuple[Any, ...]) -> None:
-        """Collect one ticket: ("collect", ticket, weights address, array slot, tail slot)."""
-        _, ticket, weights_address, slot, tail = message
-        version, weights = self._weights.get(weights_address, ticket.version)
-        segment = self._runner.run(replace(ticket, version=version), weights, self._arrays(slot))
-        self._answer(ticket, segment, self._blocks[tail])
-
-    def _arrays(self, slot: str) -> dict[str, Array] | None:
-        if self._runner.specs is None:
+    def receive(self, wait: bool) -> Sequence[Ticket] | None:
+        """Return the tickets that have come; None: the driver says stop, or is gone."""
+        if not wait and not self._poll.poll(0):
+            return ()
+        try:
+            tickets = self._read()
+            while wait and not tickets:
+                tickets = self._read()
+        except (EOFError, OSError):
             return None
-        if slot not in self._views:
-            self._views[slot] = arrays_in(self._blocks[slot], self._runner.specs)
-        return dict(self._views[slot])
+        return tickets
 
-    def _answer(self, ticket: Ticket, segment: Segment, tail: Block) -> None:
-        if self._runner.specs is not None:
-            segment = replace(segment, data=None)
-        packed = pack_object((segment, self._runner.collector.state_dict()))
-        if packed.num_bytes > tail.size:
-            self._connection.send(("grow", ticket.number, packed.num_bytes))
-            _, address = self._connection.recv()
-            tail = self._blocks[address]
-        packed.write(tail.bytes)
-        self._connection.send(("segment", ticket.number, packed.num_bytes))
+    def _read(self) -> list[Ticket]:
+        tickets = []
+        for kind, a, b, c, d, e in self._records.read():
+            if kind == WEIGHTS:
+                self.weights = Address(a, b, c, d)
+            else:
+                tickets.append(Ticket(a, self._index, b, c, d, e))
+        return tickets
+
+
+class CollectorHost:
+    """Runs a collector in this process: tickets in, segments in shared memory out."""
+
+    def __init__(self, descriptor: int, assignment: Assignment[Any]) -> None:
+        self._descriptor = descriptor
+        self._assignment = assignment
+        self._inbox = PipeInbox(descriptor, assignment.context.collector)
+        self._weights = Weights(assignment.sync_timeout_s)
+        self._segments = SegmentWriter(None)
+        self._specs: Any = None
+
+    def run(self) -> None:
+        """Make the collector and serve it, until the driver wants no more or it raised."""
+        index = self._assignment.context.collector
+        server = start(index, self._make, self._newest, self._post)
+        if server is not None:
+            serve(server, self._inbox)
+        while self._inbox.receive(wait=True) is not None:
+            pass  # segments that were sent can be read for as long as this process lives
+
+    def _make(self) -> Collector:
+        collector = make_collector(self._assignment)
+        if isinstance(collector, OneByOne) and collector.specs is not None:
+            self._specs = collector.specs
+            self._segments = SegmentWriter(self._specs)
+            collector.allocate = self._segments.arrays
+        return collector
+
+    def _newest(self, at_least: int) -> tuple[int, Any]:
+        assert self._inbox.weights is not None, "a ticket came before any weights"
+        return self._weights.get(self._inbox.weights, at_least)
+
+    def _post(self, event: CollectorUp | CollectorDown | SegmentArrived) -> None:
+        match event:
+            case SegmentArrived(segment, _, state):
+                record = self._segments.write(segment, state)
+            case CollectorUp(_, capacity):
+                record = pack_text(UP, cloudpickle.dumps(self._specs), capacity)
+            case CollectorDown(_, reason, raised):
+                record = pack_text(DOWN if raised else LOST, reason.encode())
+        write_all(self._descriptor, record)
 
 
 class EvaluatorServer:
@@ -113,7 +151,7 @@ class EvaluatorServer:
 
     def __init__(self, connection: Connection, assignment: Assignment[Evaluator]) -> None:
         self._connection = connection
-        self._weights = Weights(OpenBlocks(), assignment.sync_timeout_s)
+        self._weights = Weights(assignment.sync_timeout_s)
         self._evaluator = LazyEvaluator(assignment)
 
     def up_message(self) -> tuple[Any, ...]:
@@ -146,20 +184,19 @@ class RankServer:
     def serve(self, message: tuple[Any, ...]) -> None:
         """Carry out one request: (kind, address, number of bytes)."""
         _, address, num_bytes = message
-        request = unpack_object(self._blocks[address].bytes[:num_bytes].copy())
+        request = copy_object(self._blocks[address].bytes[:num_bytes])
         self._connection.send(self._follower.serve(request))
 
 
-_SERVERS: dict[str, Callable[[Connection, Any], CollectorServer | EvaluatorServer | RankServer]] = {
-    "collect": CollectorServer,
+_SERVERS: dict[str, Callable[[Connection, Any], EvaluatorServer | RankServer]] = {
     "evaluate": EvaluatorServer,
     "rank": RankServer,
 }
 
 
-def _beat(address: str, interval_s: float) -> None:
+def _beat(address: Address, interval_s: float) -> None:
     """Count in shared memory for as long as this process lives: its signs of life."""
-    counter = Block.open(address).bytes.view(np.int64)
+    counter = Block.open(address).words
 
     def count() -> None:
         while True:
@@ -177,14 +214,30 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def _doing(message: tuple[Any, ...]) -> str:
-    if message[0] == "collect":
-        return f"in ticket {message[1].number}"
-    return "while evaluating" if message[0] == "evaluate" else f"in the request {message[0]!r}"
+def _serve(kind: str, connection: Connection, assignment: Any) -> None:
+    """Serve an evaluator or a rank of the learner; report what it raises."""
+    doing = "while starting"
+    try:
+        server = _SERVERS[kind](connection, assignment)
+        connection.send(server.up_message())
+        while True:
+            message = connection.recv()
+            doing = "while evaluating" if kind == "evaluate" else f"in the request {message[0]!r}"
+            server.serve(message)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the driver wants no more, or is gone
+    except SyncTimeout as error:
+        connection.send(("lost", str(error)))
+    except OffbeatError as error:
+        connection.send(("error", doing, str(error)))
+    except Exception:
+        connection.send(("error", doing, traceback.format_exc().rstrip()))
 
 
-def main(connection_fd: int, stack_fd: int, payload_address: str, pulse: str, interval_s: float) -> int:
-    """Make the role in the payload and serve it until told to stop; report what it raises and end."""
+def main(
+    connection_fd: int, stack_fd: int, payload: Address, pulse: Address, interval_s: float, name: str
+) -> None:
+    """Make the role in the payload and serve it until told to stop."""
     _die_with_parent()
     _beat(pulse, interval_s)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what Ctrl-C means
@@ -192,30 +245,26 @@ def main(connection_fd: int, stack_fd: int, payload_address: str, pulse: str, in
     faulthandler.enable(stacks)
     faulthandler.register(signal.SIGUSR1, stacks)
     connection = Connection(connection_fd)
-    doing = "while starting"
+    kind, packed = copy_object(Block.open(payload).bytes)
     try:
-        kind, assignment = cloudpickle.loads(unpack_object(Block.open(payload_address).bytes.copy()))
-        server = _SERVERS[kind](connection, assignment)
-        connection.send(server.up_message())
-        while (message := connection.recv()) is not None:
-            doing = _doing(message)
-            server.serve(message)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return 1  # the driver is gone
-    except SyncTimeout as error:
-        connection.send(("lost", str(error)))
-        return 1
-    except OffbeatError as error:
-        connection.send(("error", doing, str(error)))
-        return 1
+        assignment = cloudpickle.loads(packed)
     except Exception:
-        connection.send(("error", doing, traceback.format_exc().rstrip()))
-        return 1
-    return 0
+        text = traceback.format_exc().rstrip()
+        if kind == "collect":
+            write_all(connection_fd, pack_text(DOWN, f"{name} raised while starting:\n{text}".encode()))
+        else:
+            connection.send(("error", "while starting", text))
+        return
+    if kind == "collect":
+        CollectorHost(connection_fd, assignment).run()
+    else:
+        _serve(kind, connection, assignment)
 
 
 if __name__ == "__main__":
-    code = main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], float(sys.argv[5]))
+    descriptors = (int(sys.argv[1]), int(sys.argv[2]))
+    addresses = (Address.parse(sys.argv[3]), Address.parse(sys.argv[4]))
+    main(*descriptors, *addresses, float(sys.argv[5]), sys.argv[6])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # environments may keep threads; nothing here needs an orderly end
+    os._exit(0)  # environments may keep threads; nothing here needs an orderly end

@@ -18,7 +18,7 @@ from offbeat.envs import make_world
 from offbeat.errors import ConfigError
 from offbeat.ops.compiled import uses_numba
 from offbeat.replay.streams import StreamReplay
-from offbeat.roles import Collector, Evaluator, Learner, PerWorker, Ranks, WorkerContext
+from offbeat.roles import Evaluator, Learner, PerWorker, Ranks, SerialCollector, WorkerContext
 from offbeat.types import Array
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class MakeCollector:
     config: RunConfig
     parts: Parts
 
-    def __call__(self, context: WorkerContext) -> Collector:
+    def __call__(self, context: WorkerContext) -> SerialCollector:
         """Make the lane's environments and its planner."""
         from offbeat.algorithms.muzero.collector import MuZeroCollector
 

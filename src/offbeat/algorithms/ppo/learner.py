@@ -25,11 +25,11 @@ from offbeat.models.ranks import choose_device
 from offbeat.models.spec import NetworkSpec, device_for
 from offbeat.ops.losses import clipped_policy_loss, value_loss
 from offbeat.ops.statistics import Moments, approx_kl, effective_sample_size, explained_variance
-from offbeat.roles import Alone, Ranks
+from offbeat.roles import Ranks, SingleRank
 from offbeat.seeding import derive_seed
 from offbeat.types import Array, Batch, Metrics, StateTree
 
-_ALONE = Alone()
+_SINGLE_RANK = SingleRank()
 REWARD_CLIP = np.float32(10.0)
 """Normalised rewards are clipped to this, as in OpenAI baselines."""
 
@@ -87,7 +87,7 @@ class PPOLearner:
         *,
         seed: int,
         device: str = "cpu",
-        ranks: Ranks = _ALONE,
+        ranks: Ranks = _SINGLE_RANK,
         augment: Augment | None = None,
     ) -> None:
         self._config = config
@@ -308,7 +308,7 @@ class PPOLearner:
         return Normalizer(self._obs_moments.mean.astype(np.float32), self._obs_moments.scale())
 
 
-def make_learner(config: RunConfig, ranks: Ranks = _ALONE) -> PPOLearner:
+def make_learner(config: RunConfig, ranks: Ranks = _SINGLE_RANK) -> PPOLearner:
     """Make the learner of a run, or one of its ranks, in the calling process."""
     # Before the parameters are drawn: their orthogonal bases must not depend on the number of threads.
     torch.set_num_threads(config.runtime.torch_threads)

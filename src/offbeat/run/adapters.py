@@ -8,35 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from offbeat.errors import ConfigError
 from offbeat.roles import Collector, Evaluator, Learner, PerWorker, WorkerContext
-from offbeat.types import Batch, Metrics, Segment, StateTree, Ticket
-
-
-class PlainCollector:
-    """A function ``collect(ticket, weights) -> anything``, or an object that has such a method."""
-
-    def __init__(self, target: Any) -> None:
-        target = _own_copy(target)
-        self._target = target
-        self._collect: Callable[[Ticket, Any], Any] = getattr(target, "collect", target)
-
-    def collect(self, ticket: Ticket, weights: Any) -> Segment:
-        """Call the function and wrap what it returns."""
-        result = self._collect(ticket, weights)
-        if isinstance(result, Segment):
-            return result
-        return Segment(ticket, result, np.array([ticket.version], np.int64), {"segments": 1})
-
-    def state_dict(self) -> StateTree | None:
-        """The object's own state, where it can give one."""
-        return self._target.state_dict() if hasattr(self._target, "state_dict") else None
-
-    def load_state_dict(self, state: StateTree) -> None:
-        """Hand the state back to the object."""
-        self._target.load_state_dict(state)
+from offbeat.types import Batch, Metrics, StateTree
 
 
 class PlainLearner:
@@ -101,16 +75,15 @@ class _Plain:
         return self.adapter(self.target)
 
 
-def as_collect(collect: Any) -> PerWorker[Collector]:
-    """Accept a function, an object with ``collect``, or a `PerWorker`."""
+def as_collect(collect: Any) -> PerWorker[Any]:
+    """Accept a function, an object with ``collect``, a `Collector`, or a `PerWorker` of any of them."""
     if isinstance(collect, PerWorker):
         return collect
-    if not callable(getattr(collect, "collect", collect)):
+    if not isinstance(collect, Collector) and not callable(getattr(collect, "collect", collect)):
         raise ConfigError(
             f"collect must be a function (ticket, weights), a role or PerWorker, not {collect!r}"
         )
-    whole = all(hasattr(collect, name) for name in ("collect", "state_dict", "load_state_dict"))
-    return PerWorker(_Plain(_own_copy if whole else PlainCollector, collect))
+    return PerWorker(_Plain(_own_copy, collect))
 
 
 def as_learn(train: Any, weights: Callable[[], Any] | None) -> PerWorker[Learner]:
@@ -147,7 +120,7 @@ def _itself(target: Any) -> Any:
 
 
 def _own_copy(target: Any) -> Any:
-    """A copy of a collector object for each worker, in every runtime; functions are shared as they are."""
+    """Copy a collector object for each worker, in every runtime; functions are shared as they are."""
     if inspect.isroutine(target):
         return target
     try:

@@ -13,22 +13,22 @@ import psutil
 from offbeat.errors import LearnerLost
 from offbeat.runtime.ray_cluster import STORE, cause_of
 from offbeat.runtime.ray_import import ray
-from offbeat.runtime.ray_placement import Place
+from offbeat.runtime.ray_placement import Placement
 from offbeat.runtime.supervision import Pulse
 from offbeat.types import RemoteData, Segment, StateTree, Ticket
 
 
-class HeldData(RemoteData):
+class RemoteSegmentData(RemoteData):
     """Data of a segment that is kept beside the learner."""
 
-    def __init__(self, keeper: Any, key: int, timeout_s: float) -> None:
+    def __init__(self, store: Any, key: int, timeout_s: float) -> None:
         self.key = key
-        self._keeper = keeper
+        self._store = store
         self._timeout_s = timeout_s
 
     def fetch(self) -> Any:
         """Bring a copy here."""
-        asked = self._keeper.give.options(concurrency_group=STORE).remote([self.key])
+        asked = self._store.get.options(concurrency_group=STORE).remote([self.key])
         try:
             (data,) = ray.get(asked, timeout=self._timeout_s)
         except ray.exceptions.RayError as error:
@@ -40,7 +40,7 @@ class HeldData(RemoteData):
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class ActorRef:
     """An actor as the driver knows it. One that ``is_gone`` is not listened to any more.
 
     ``patience_s`` is how long it may take to start.
@@ -49,7 +49,7 @@ class Part:
     name: str
     component: str
     handle: Any
-    place: Place
+    placement: Placement
     started_s: float
     patience_s: float
     is_up: bool = False
@@ -73,33 +73,33 @@ class Part:
         return self.methods[method].remote(*args)
 
     def __str__(self) -> str:
-        return f"{self.name} (pid {self.pid} on {self.place.node.name})" if self.pid else self.name
+        return f"{self.name} (pid {self.pid} on {self.placement.node.name})" if self.pid else self.name
 
 
 @dataclass(slots=True, eq=False)
-class Arrival:
+class PendingSegment:
     """A segment on its way to the learner's node."""
 
     key: int
     segment: Segment
     state: StateTree | None
     num_bytes: int
-    is_held: bool = False
+    is_stored: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
+class CollectorRef:
     """A collector's actor, what it was asked, and what comes from it.
 
     Two tickets at most are with the actor, so that it need not wait for a round trip; the others wait here.
     """
 
-    number: int
-    part: Part
+    index: int
+    actor: ActorRef
     num_sent: int = 0
     weights_version: int = -1
     waiting: deque[Ticket] = field(default_factory=deque)
-    arriving: deque[Arrival] = field(default_factory=deque)
+    arriving: deque[PendingSegment] = field(default_factory=deque)
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +107,7 @@ class Evaluation:
     """The evaluation that is asked for; it waits for its weights, then for the evaluator."""
 
     version: int
-    part: Part
+    actor: ActorRef
 
 
 def process_state(pid: int) -> tuple[float, bool]:
@@ -120,6 +120,6 @@ def process_state(pid: int) -> tuple[float, bool]:
         return 0.0, False  # it has ended: its next answer tells
 
 
-def how_it_ended(part: Part, error: BaseException) -> str:
+def how_it_ended(actor: ActorRef, error: BaseException) -> str:
     """Say who was lost, and how."""
-    return f"{part} was lost: {cause_of(error)}"
+    return f"{actor} was lost: {cause_of(error)}"

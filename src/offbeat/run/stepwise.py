@@ -6,18 +6,29 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from time import perf_counter
 from types import TracebackType
 from typing import Self
 
-from offbeat import launch
 from offbeat.config.models import RunConfig
 from offbeat.errors import ConfigError, OffbeatError, RunStopped
-from offbeat.launch import Opened, Overrides, Result, Start
 from offbeat.observe.callbacks import Callback, MetricValue
 from offbeat.pacing.config import not_stepwise
+from offbeat.pacing.coordinator import Coordinator
 from offbeat.pacing.events import GatesSet, StopRequested
-from offbeat.running import OpenRun
+from offbeat.run.directory import Overrides, joined
+from offbeat.run.restarts import OpenRun
+from offbeat.run.start import (
+    OpenedRun,
+    PreparedRun,
+    Result,
+    load,
+    load_for_resume,
+    open_run,
+    prepare_resume,
+    prepare_run,
+    remove_dir_if_refused,
+)
+from offbeat.runtime.clock import Clock, SystemClock
 
 
 class SyncRun:
@@ -47,27 +58,34 @@ class SyncRun:
         overrides: Overrides | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        chosen = launch.joined(overrides, {"run.rounds": rounds, "run.seed": seed})
-        config = launch.load(recipe, chosen)
-        self._prepare(config, callbacks, lambda: launch.start_anew(recipe, chosen, config))
+        chosen = joined(overrides, {"run.rounds": rounds, "run.seed": seed})
+        config = load(recipe, chosen)
+        self._prepare(config, callbacks, lambda clock: prepare_run(recipe, chosen, config, clock))
 
     @classmethod
     def resume(
         cls, run_dir: str | Path, *, overrides: Overrides | None = None, callbacks: Sequence[Callback] = ()
     ) -> Self:
         """Go on, step by step, with a run from its newest good checkpoint; see ``offbeat.resume``."""
-        config = launch.load_again(run_dir, overrides or ())
+        config = load_for_resume(run_dir, overrides or ())
         run = cls.__new__(cls)
-        run._prepare(config, callbacks, lambda: launch.start_again(run_dir, overrides or (), config))
+        run._prepare(config, callbacks, lambda _: prepare_resume(run_dir, overrides or (), config))
         return run
 
-    def _prepare(self, config: RunConfig, callbacks: Sequence[Callback], start: Callable[[], Start]) -> None:
+    def _prepare(
+        self,
+        config: RunConfig,
+        callbacks: Sequence[Callback],
+        prepare: Callable[[Clock], PreparedRun],
+        clock: Clock | None = None,
+    ) -> None:
         if (degree := config.async_training.off_policy_degree) != 0:
             raise ConfigError(not_stepwise(degree))
-        self._start = start
+        self._prepared = prepare
+        self._clock = SystemClock() if clock is None else clock
         self._callbacks = tuple(callbacks)
         self._stack = contextlib.ExitStack()
-        self._opened: Opened | None = None
+        self._opened: OpenedRun | None = None
         self._is_over = False
         self._gates = GatesSet(collect=False, until=0)
         self._stopped: RunStopped | None = None
@@ -78,10 +96,11 @@ class SyncRun:
     def __enter__(self) -> Self:
         if self._opened is not None:
             raise OffbeatError("a SyncRun is used once: make another one, or SyncRun.resume(run_dir)")
-        start = self._start()
+        prepared = self._prepared(self._clock)
         with contextlib.ExitStack() as stack:
-            with launch.without_trace(start):
-                self._opened = stack.enter_context(launch.opened(start, self._callbacks, stepwise=True))
+            with remove_dir_if_refused(prepared):
+                opened = open_run(prepared, self._callbacks, self._clock, stepwise=True)
+                self._opened = stack.enter_context(opened)
             self._deal_with_requests()
             self._stack = stack.pop_all()
         return self
@@ -96,12 +115,10 @@ class SyncRun:
             return False
         run = self._opened.run
         with self._stack:
-            if not (coordinator := run.coordinator).is_ending:
-                rounds = f"{coordinator.version} of {coordinator.config.rounds} rounds"
+            if not (pace := run.pace).is_ending:
+                rounds = f"{pace.version} of {pace.rounds} rounds"
                 run.ask(StopRequested(f"its with-block was left after {rounds}"))
-            while not run.finished:
-                run.step()
-            report = run.report()
+            report = run.complete()
         self._result = self._opened.result(report)
         return True
 
@@ -119,12 +136,12 @@ class SyncRun:
     @property
     def finished(self) -> bool:
         """Whether no round is left to train: all are, the goal is reached, or the run was asked to end."""
-        return self._is_over or self._current().coordinator.is_ending
+        return self._is_over or self._coordinator.is_ending
 
     @property
     def version(self) -> int:
         """Rounds trained so far."""
-        return self._current().coordinator.version
+        return self._coordinator.version
 
     def enable_data_collection(self) -> None:
         """Let collectors begin new segments, with the weights that were published last."""
@@ -133,23 +150,23 @@ class SyncRun:
 
     def disable_data_collection(self) -> None:
         """Let collectors begin no new segments; those under way come in and wait to be trained."""
-        if not self._current().coordinator.is_ending:
+        if not self._coordinator.is_ending:
             self._set_gates(collect=False)
 
     def should_sync_update(self) -> bool:
         """Whether all that the next round needs has come in, so that `sync_update` can train it."""
-        return self._current().coordinator.can_train(perf_counter())
+        return self._coordinator.can_train(self._clock.now_s())
 
     def wait(self, timeout_s: float = math.inf) -> bool:
         """Let the run go on until the next round can be trained; whether it can, after ``timeout_s`` at most.
 
         An error when nothing would ever come, because data collection is disabled.
         """
-        run, until_s = self._going_on(), perf_counter() + timeout_s
+        run, until_s = self._going_on(), self._clock.now_s() + timeout_s
         while not self.should_sync_update():
-            if run.coordinator.is_held and not run.has_requests:
-                raise OffbeatError(f"nothing to wait for: {run.coordinator.waiting_for()}")
-            left_s = until_s - perf_counter()
+            if self._coordinator.is_held and not run.has_requests:
+                raise OffbeatError(f"nothing to wait for: {self._coordinator.waiting_for()}")
+            left_s = until_s - self._clock.now_s()
             run.step(max(left_s, 0.0))
             self._going_on()
             if left_s <= 0:
@@ -161,7 +178,7 @@ class SyncRun:
         run = self._going_on()
         if not self.should_sync_update():
             raise OffbeatError(
-                f"round {self.version} cannot be trained yet: {run.coordinator.waiting_for()}. "
+                f"round {self.version} cannot be trained yet: {self._coordinator.waiting_for()}. "
                 "Call wait() first, or ask should_sync_update()"
             )
         target = self.version + 1
@@ -172,7 +189,7 @@ class SyncRun:
         return run.metrics
 
     def _has_trained(self, version: int) -> bool:
-        coordinator = self._current().coordinator
+        coordinator = self._coordinator
         if coordinator.version >= version:
             return coordinator.finished or not coordinator.is_publishing
         if coordinator.finished:
@@ -181,12 +198,18 @@ class SyncRun:
 
     # ------------------------------------------------------------ what they share
 
+    @property
+    def _coordinator(self) -> Coordinator:
+        pace = self._current().pace
+        assert isinstance(pace, Coordinator)
+        return pace
+
     def _current(self) -> OpenRun:
-        """The run, from the beginning of its with-block to the end."""
+        """Return the run, from the beginning of its with-block to the end."""
         if self._opened is None:
             raise OffbeatError('a SyncRun goes in a with-block: `with offbeat.SyncRun("...") as run:`')
         if self._is_over:
-            directory = self._opened.start.run_dir
+            directory = self._opened.prepared.run_dir
             raise OffbeatError(
                 f"the run has ended: go on with SyncRun.resume({str(directory)!r}), or a new one"
             )
@@ -195,14 +218,14 @@ class SyncRun:
     def _going_on(self) -> OpenRun:
         """The run, while it has a round to train."""
         run = self._current()
-        if run.coordinator.is_ending:
+        if self._coordinator.is_ending:
             raise self._stop()
         return run
 
     def _stop(self) -> OffbeatError:
         """What to raise when no round is left: a misuse, unless somebody asked the run to end."""
-        coordinator = self._current().coordinator
-        if coordinator.version >= coordinator.config.rounds:
+        coordinator = self._coordinator
+        if coordinator.version >= coordinator.rounds:
             return OffbeatError(f"all {coordinator.version} rounds are trained: go on while not run.finished")
         self._stopped = self._stopped or RunStopped("the run was asked to end")
         return self._stopped

@@ -1,0 +1,217 @@
+"""The files of a run as an observer: ``events.jsonl``, ``logs/`` and sinks such as TensorBoard."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from offbeat.config.settings import Settings
+from offbeat.errors import OffbeatError
+from offbeat.observe.events import EventLog
+from offbeat.observe.logs import close_log, debug_ticket, open_log
+from offbeat.observe.meter import Meter
+from offbeat.observe.sinks import SinkList, make_sinks
+from offbeat.observe.stats import StatsLog
+from offbeat.pacing.actions import Pace
+from offbeat.pacing.events import (
+    CollectorDown,
+    CollectorUp,
+    DialTurned,
+    EvalDone,
+    Finished,
+    Handlers,
+    Health,
+    HealthChanged,
+    Issued,
+    LearnerDown,
+    Notice,
+    Restarting,
+    RoundTrained,
+    Saved,
+    SegmentArrived,
+    Stalled,
+    Started,
+)
+from offbeat.types import Ticket
+
+
+class Journal:
+    """Writes what happens in a run for people and tools; only changes of health are written.
+
+    ``on_fault`` is called, from any thread, with what a file or sink could not take.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        settings: Settings,
+        meter: Meter,
+        pace: Pace,
+        on_fault: Callable[[str], None],
+    ) -> None:
+        self._directory = directory
+        self._name = name
+        self._settings = settings
+        self._meter = meter
+        self._pace = pace
+        self._on_fault = on_fault
+        self._health: dict[str, Health] = {}
+        self._issued_at_s: dict[int, float] = {}
+        self._events: EventLog
+        self._run_log: logging.Logger
+        self._learner_log: logging.Logger
+        self._stats: StatsLog
+        self._sinks: SinkList
+
+    def handlers(self) -> Handlers:
+        """Return the handlers of a run's events."""
+        handlers: dict[type, Callable[[Any, float], None]] = {
+            Started: self._started,
+            HealthChanged: lambda event, _: self._component(event.component, event.state, event.detail),
+            LearnerDown: lambda event, _: self._component("learner", "down", event.reason),
+            CollectorUp: self._collector_up,
+            CollectorDown: self._collector_down,
+            RoundTrained: self._round_trained,
+            EvalDone: self._evaluated,
+            Saved: self._saved,
+            DialTurned: self._dial_turned,
+            Notice: self._notice,
+            Stalled: lambda event, _: self._event("stall", {"waits": event.waits, "stacks": event.stacks}),
+            Restarting: self._restarting,
+            Finished: self._finished,
+        }
+        if self._settings.async_training.enable_async_debug_log:
+            handlers |= {Issued: self._issued, SegmentArrived: self._arrived}
+        return handlers
+
+    def _event(self, kind: str, fields: Mapping[str, Any]) -> None:
+        self._events.append(kind, fields)
+
+    # ------------------------------------------------------------ start and end
+
+    def _started(self, event: Started, now_s: float) -> None:
+        observe, directory = self._settings.observe, self._directory
+        try:
+            self._events = EventLog(directory / "events.jsonl", on_fault=self._on_fault)
+            self._run_log = open_log(directory / "logs", "run", on_fault=self._on_fault)
+            self._learner_log = open_log(directory / "logs", "learner", on_fault=self._on_fault)
+            self._stats = StatsLog(self._run_log, observe.stats_interval_s)
+            self._sinks = make_sinks(
+                directory,
+                tensorboard=observe.tensorboard.enabled,
+                use_wandb=observe.use_wandb,
+                wandb_project=observe.wandb_project,
+                name=self._name,
+                resumed_from=event.version if event.resumed else None,
+                on_fault=self._on_fault,
+            )
+        except OSError as error:
+            raise OffbeatError(
+                f"the run directory {directory} cannot be written: {error}. "
+                "Free disk space, make it writable or choose another run.dir"
+            ) from error
+        self._event("resume" if event.resumed else "start", {"version": event.version})
+
+    def _restarting(self, event: Restarting, now_s: float) -> None:
+        self._components_stopped()
+        fields = {"version": event.version, "reason": event.reason, "attempt": event.attempt}
+        self._event(event.kind, fields)
+        self._run_log.warning("%s", event)
+        self._close(event.error)
+
+    def _finished(self, event: Finished, now_s: float) -> None:
+        self._components_stopped()
+        failed = event.error is not None
+        self._event("finish", {"version": event.version, "reason": event.reason, "failed": failed})
+        self._close(event.error)
+
+    def _components_stopped(self) -> None:
+        for component, state in list(self._health.items()):
+            if state != "down":
+                self._component(component, "stopped")
+
+    def _close(self, error: BaseException | None) -> None:
+        if self._meter.metrics:
+            self._stats.write_if_due(self._meter.metrics, float("inf"))
+        if error is not None:
+            self._run_log.error("%s", error)
+
+    def close(self) -> None:
+        """Close all files; without effect before the run started."""
+        if hasattr(self, "_sinks"):
+            self._events.close()
+            self._sinks.close()
+            close_log(self._run_log)
+            close_log(self._learner_log)
+
+    # ------------------------------------------------------------ health
+
+    def _component(self, component: str, state: Health, detail: str = "") -> None:
+        if self._health.get(component) == state:
+            return
+        self._health[component] = state
+        fields = {"component": component, "state": state, **({"detail": detail} if detail else {})}
+        self._event("health", fields)
+        self._run_log.info("%s", f"{component} is {state}" + (f": {detail}" if detail else ""))
+
+    def _collector_up(self, event: CollectorUp, now_s: float) -> None:
+        pid = "" if event.pid is None else f"pid {event.pid}"
+        self._component(f"collector_{event.collector}", "up", pid)
+
+    def _collector_down(self, event: CollectorDown, now_s: float) -> None:
+        self._component(f"collector_{event.collector}", "down", event.reason)
+        fields = {"lane": event.collector, "reason": event.reason, "restored": event.restorable}
+        self._event("worker_lost", fields)
+        self._run_log.warning("collector %d lost: %s", event.collector, event.reason)
+        if not event.restorable:
+            self._run_log.warning(
+                "collector %d has no saved state: its running episodes restart", event.collector
+            )
+
+    def _notice(self, event: Notice, now_s: float) -> None:
+        self._event("notice", {"text": event.text})
+        self._run_log.warning("%s", event.text)
+
+    def _dial_turned(self, event: DialTurned, now_s: float) -> None:
+        self._event("dial", {"off_policy_degree": event.off_policy_degree})
+        self._run_log.info("off_policy_degree turned to %d", event.off_policy_degree)
+
+    # ------------------------------------------------------------ tickets, rounds, evaluations
+
+    def _issued(self, event: Issued, now_s: float) -> None:
+        self._issued_at_s[event.ticket.number] = now_s
+        self._ticket("issued", event.ticket, None)
+
+    def _arrived(self, event: SegmentArrived, now_s: float) -> None:
+        ticket = event.segment.ticket
+        self._ticket("arrived", ticket, now_s - self._issued_at_s.get(ticket.number, now_s))
+
+    def _ticket(self, what: Any, ticket: Ticket, seconds: float | None) -> None:
+        debug_ticket(self._run_log, what, ticket, self._pace.version, seconds)
+
+    def _round_trained(self, event: RoundTrained, now_s: float) -> None:
+        batch, metrics = event.batch, self._meter.metrics
+        seconds = event.ended_s - event.started_s
+        self._learner_log.info("round %d trained in %.4f s %s", batch.version, seconds, event.metrics)
+        if self._settings.async_training.enable_async_debug_log:
+            for segment in batch.segments:
+                issued_at_s = self._issued_at_s.pop(segment.ticket.number, event.ended_s)
+                self._ticket("trained", segment.ticket, event.ended_s - issued_at_s)
+        counts = asdict(self._pace.counts())
+        self._event("round", {"version": event.version, "metrics": metrics, "counts": counts})
+        self._sinks.write(event.version, metrics)
+        self._stats.write_if_due(metrics, now_s)
+
+    def _evaluated(self, event: EvalDone, now_s: float) -> None:
+        if event.metrics is not None:
+            metrics = self._meter.eval_metrics
+            self._event("eval", {"version": event.version, "metrics": metrics})
+            self._sinks.write(event.version, dict(metrics))
+
+    def _saved(self, event: Saved, now_s: float) -> None:
+        fields = {"version": event.version, "path": event.path.name, "seconds": event.seconds}
+        self._event("checkpoint", fields)

@@ -1,0 +1,332 @@
+"""Replay: a pace that reads its decisions from a recorded schedule.
+
+Each version's tickets are collected when that version is reached. A collector's tickets have versions that
+never go down, so this keeps each collector's own order; the order across collectors does not matter, since
+they share nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from offbeat.errors import ReplayError
+from offbeat.pacing.actions import Action, Checkpoint, Finish, Issue, Publish, Renew, Train
+from offbeat.pacing.events import (
+    CollectorDown,
+    CollectorUp,
+    Event,
+    Published,
+    RoundTrained,
+    SegmentArrived,
+    StopRequested,
+)
+from offbeat.pacing.ledger import Counts
+from offbeat.seeding import derive_seed, reseed
+from offbeat.types import Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSegment:
+    """A segment line of ``schedule.jsonl``: which collector made it, and with which weights."""
+
+    ticket: int
+    lane: int
+    version: int
+    deadline: int
+    incarnation: int
+    rollbacks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRound:
+    """A round line of ``schedule.jsonl``: the tickets it trained, in order."""
+
+    version: int
+    tickets: tuple[int, ...]
+    degree: int
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A run without its data: segments and rounds by version, and checksums of published weights."""
+
+    segments: Mapping[int, tuple[RecordedSegment, ...]]
+    rounds: Mapping[int, RecordedRound]
+    checksums: Mapping[int, int] = field(default_factory=dict)
+
+    @staticmethod
+    def from_records(records: Iterable[Mapping[str, Any]]) -> Schedule:
+        """Read the lines of ``schedule.jsonl``; ReplayError when they are not those of a schedule."""
+        segments: dict[int, list[RecordedSegment]] = {}
+        rounds, checksums = {}, {}
+        try:
+            for record in records:
+                kind, fields = record["kind"], {k: value for k, value in record.items() if k != "kind"}
+                if kind == "gap":
+                    raise ReplayError("the schedule has a gap: the disk was full while the run went on")
+                if kind == "segment":
+                    found = RecordedSegment(**fields)
+                    segments.setdefault(found.version, []).append(found)
+                else:
+                    version, tickets = record["version"], tuple(record["tickets"])
+                    rounds[version] = RecordedRound(version, tickets, record["degree"])
+                    if "weights" in record:
+                        published, checksum = record["weights"]
+                        checksums[published] = checksum
+        except (KeyError, TypeError, ValueError) as error:
+            raise ReplayError(
+                f"schedule.jsonl was damaged or edited, the run cannot be repeated ({error!r})"
+            ) from error
+        return Schedule({v: tuple(group) for v, group in segments.items()}, rounds, checksums)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first round whose published weights differ from the recorded ones, and its tickets."""
+
+    round: int
+    tickets: tuple[int, ...]
+
+    def __str__(self) -> str:
+        tickets = ", ".join(map(str, self.tickets[:8])) + (", …" if len(self.tickets) > 8 else "")
+        return f"round {self.round} (tickets {tickets}) gave other weights than recorded"
+
+
+class RecordedPace:
+    """Repeats a schedule until version ``until``, and ends early at the first different weights.
+
+    ``difference`` is then not None. With ``saves`` a checkpoint is taken at the end. ``incarnations`` are
+    those of the collectors as they were started.
+    """
+
+    def __init__(
+        self, schedule: Schedule, seed: int, until: int, num_collectors: int, *, saves: bool = False
+    ) -> None:
+        self.difference: Difference | None = None
+        self.incarnations = [0] * num_collectors
+        self.rollbacks = 0
+        self.version = 0
+        self.published = -1
+        self.eval_skipped = 0
+        self.warm_at_s = -math.inf
+        self.rounds = until
+        self._schedule = schedule
+        self._seed = seed
+        self._saves = saves
+        self._up: set[int] = set()
+        self._begun = -1  # newest version whose tickets were taken up
+        self._queues: dict[int, deque[RecordedSegment]] = {}  # collector -> its tickets of this version
+        self._running: dict[int, RecordedSegment] = {}
+        self._running_on: Counter[int] = Counter()
+        self._ready: dict[int, int] = {}  # ticket -> oldest version in its segment
+        self._training: RecordedRound | None = None
+        self._num_issued = self._num_trained = 0
+        self._stop_reason: str | None = None
+        self._failed = False
+        self._finished = False
+
+    # ------------------------------------------------------------ state for observers
+
+    @property
+    def degree(self) -> int:
+        """The recorded k of this round."""
+        found = self._schedule.rounds.get(self.version)
+        return 0 if found is None else found.degree
+
+    @property
+    def num_up(self) -> int:
+        """Collectors that are up."""
+        return len(self._up)
+
+    @property
+    def is_ending(self) -> bool:
+        """Tell whether no further round begins."""
+        return self._finished or self._stop_reason is not None or self.version >= self.rounds
+
+    @property
+    def is_held(self) -> bool:
+        """Nothing is held in a replay."""
+        return False
+
+    def counts(self) -> Counts:
+        """Tickets by fate, as far as they were repeated."""
+        running, ready = len(self._running), len(self._ready)
+        return Counts(self._num_issued, running, ready, self._num_trained, 0, 0)
+
+    def lag(self) -> float:
+        """Outstanding segments, in rounds."""
+        found = self._schedule.rounds.get(self.version)
+        size = 1 if found is None else max(1, len(found.tickets))
+        return (len(self._running) + len(self._ready)) / size
+
+    def waiting_for(self) -> str:
+        """Return who waits for whom, in words."""
+        if self._training is not None:
+            return f"round {self.version} is being trained by the learner"
+        out = ", ".join(f"ticket {one.ticket} on collector {one.lane}" for one in self._running.values())
+        return f"round {self.version} waits for segments, still out: {out or 'none'}"
+
+    def wake_at_s(self, now_s: float) -> float | None:
+        """No decision waits for time."""
+        return None
+
+    # ------------------------------------------------------------ events
+
+    def start(self, now_s: float) -> Sequence[Action]:
+        """Publish the weights that the learner has."""
+        return (Publish(self.version),)
+
+    def apply(self, event: Event, now_s: float) -> Sequence[Action]:
+        """Enter one event."""
+        match event:
+            case CollectorUp(collector):
+                self._up.add(collector)
+            case CollectorDown(collector):
+                self._collector_down(event)
+            case SegmentArrived(segment):
+                found = self._running.pop(segment.ticket.number)
+                self._running_on[found.lane] -= 1
+                self._ready[found.ticket] = segment.oldest_version
+            case RoundTrained(version, batch):
+                self._num_trained += len(batch.segments)
+                for trained in batch.segments:
+                    del self._ready[trained.ticket.number]
+                self.version, self._training = version, None
+                return (Publish(version),)
+            case Published(version, _, checksum):
+                self.published = version
+                self._compare(version, checksum)
+            case StopRequested(reason):
+                self._stop_reason = reason
+            case _:
+                pass
+        return ()
+
+    def _collector_down(self, event: CollectorDown) -> None:
+        """Take the tickets of a lost collector up again, where its state can be restored."""
+        self._up.discard(event.collector)
+        lost = [one for one in self._running.values() if one.lane == event.collector]
+        for one in lost:
+            del self._running[one.ticket]
+        self._running_on[event.collector] = 0
+        if lost:
+            self._queues.setdefault(event.collector, deque()).extendleft(reversed(lost))
+            if not event.restorable:
+                self._failed = True
+                self._stop_reason = (
+                    f"collector {event.collector} was lost during the replay and cannot continue: "
+                    f"{event.reason}"
+                )
+
+    def _compare(self, version: int, checksum: int | None) -> None:
+        """Compare published weights with the recorded ones, where both are known."""
+        recorded = self._schedule.checksums.get(version)
+        if recorded is not None and checksum is not None and recorded != checksum:
+            last = self._schedule.rounds.get(version - 1)
+            self.difference = Difference(version - 1, () if last is None else last.tickets)
+
+    # ------------------------------------------------------------ decisions
+
+    def decide(self, now_s: float) -> Sequence[Action]:
+        """Return what the recorded run did next."""
+        if self._finished:
+            return ()
+        if self.difference is not None or self._stop_reason is not None:
+            return self._finish(str(self.difference or self._stop_reason))
+        if self._training is not None or self.published != self.version:
+            return ()
+        if self.version >= self.rounds:
+            return self._finish(f"repeated {self.version} rounds")
+        if self._begun < self.version:
+            self._begun = self.version
+            for segment in self._schedule.segments.get(self.version, ()):
+                self._queues.setdefault(segment.lane, deque()).append(segment)
+        actions = [action for collector in list(self._queues) for action in self._next_tickets(collector)]
+        if not self._queues and not self._running:
+            actions.append(self._train())
+        return actions
+
+    def _next_tickets(self, collector: int) -> list[Action]:
+        """Issue a collector's tickets, and start it anew where the recorded run did."""
+        queue, actions = self._queues[collector], list[Action]()
+        while queue and collector in self._up:
+            segment = queue[0]
+            if segment.incarnation != self.incarnations[collector]:
+                if not self._running_on[collector]:
+                    self.incarnations[collector] = segment.incarnation
+                    self._up.discard(collector)
+                    actions.append(Renew(collector, segment.incarnation))
+                break
+            queue.popleft()
+            self._running[segment.ticket] = segment
+            self._running_on[collector] += 1
+            self._num_issued += 1
+            actions.append(Issue(self._ticket(segment)))
+        if not queue:
+            del self._queues[collector]
+        return actions
+
+    def _ticket(self, segment: RecordedSegment) -> Ticket:
+        seed = reseed(derive_seed(self._seed, "collect", segment.ticket), segment.rollbacks)
+        return Ticket(segment.ticket, segment.lane, segment.version, segment.deadline, seed)
+
+    def _train(self) -> Train:
+        found = self._schedule.rounds.get(self.version)
+        if found is None:
+            raise ReplayError(f"the schedule has no round {self.version}: schedule.jsonl was cut or edited")
+        if missing := [number for number in found.tickets if number not in self._ready]:
+            raise ReplayError(
+                f"round {self.version} trained tickets {missing}, which the schedule does not have"
+            )
+        self._training = found
+        return Train(found.version, found.tickets, found.degree)
+
+    def _finish(self, reason: str) -> Sequence[Action]:
+        self._finished = True
+        saves = self._saves and not self._failed
+        return (*((Checkpoint(self.version),) if saves else ()), Finish(reason, self._failed))
+
+    # ------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of a coordinator that would continue here."""
+        repeated = {
+            segment.ticket: segment
+            for version in sorted(self._schedule.segments)
+            for segment in self._schedule.segments[version]
+            if version < self.version or segment.ticket in self._ready
+        }
+        trained = {
+            number for version in range(self.version) for number in self._schedule.rounds[version].tickets
+        }
+        later = {s.ticket: s for group in self._schedule.segments.values() for s in group}
+        rows: dict[str, list[list[int]]] = {"running": [], "ready": [], "lost": []}
+        num_issued = max(repeated, default=-1) + 1
+        for number in sorted({*range(num_issued)} - trained):
+            known = repeated.get(number) or later.get(number)
+            version = self.version if known is None else min(known.version, self.version)
+            deadline = version + self.degree if known is None else known.deadline
+            collector = number % len(self.incarnations) if known is None else known.lane
+            fate = "ready" if number in self._ready else "lost"
+            rows[fate].append([number, collector, version, deadline, 0, 0])
+        return {
+            "version": self.version,
+            "configured_degree": None,  # the settings say which dial holds from here
+            "degree": self.degree,
+            "auto": None,
+            "ledger": {"issued": num_issued, "trained": len(trained), "dropped": 0, **rows},
+            "versions": sorted(self._ready.items()),
+            "eval_due": False,
+            "eval_skipped": 0,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], arrived: Collection[int] | None = None) -> None:
+        """Continue from what `state_dict` returned, with the segments that are still there."""
+        self.version = state["version"]
+        self._begun = self.version - 1
+        self._ready = {n: v for n, v in state["versions"] if arrived is None or n in arrived}
+        self._num_trained = sum(len(self._schedule.rounds[v].tickets) for v in range(self.version))

@@ -1,0 +1,252 @@
+"""The table of collectors: who holds which tickets since when, state, incarnation, losses, restarts due."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from offbeat.config.settings import Settings
+from offbeat.errors import CollectError
+from offbeat.pacing.events import (
+    CollectorDown,
+    CollectorUp,
+    Handlers,
+    Issued,
+    RoundTrained,
+    SegmentArrived,
+)
+from offbeat.run.waits import Wait, Waits
+from offbeat.runtime.spec import CollectorState
+
+_MOST_FAILURES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A component that was lost, and the seconds until another one was in its place.
+
+    ``replaced_s`` is None when none was before the run ended.
+    Example: ``Loss("collector_1", "killed by SIGKILL", version=14, replaced_s=0.7)``.
+    """
+
+    component: str
+    reason: str
+    version: int
+    replaced_s: float | None = None
+
+
+@dataclass(slots=True)
+class Collector:
+    """One row. ``since_s``: start of the work on its first ticket; ``busy_s``: time at work in this round."""
+
+    name: str
+    start: CollectorState = field(default_factory=CollectorState)
+    tickets: dict[int, float] = field(default_factory=dict)  # number -> issued at
+    since_s: float = 0.0
+    busy_s: float = 0.0
+    is_up: bool = False
+    has_worked: bool = False
+    losses_in_a_row: int = 0
+    open_losses: dict[int, float] = field(default_factory=dict)  # place in the list of losses -> lost at
+
+
+class Collectors:
+    """Rows of all collectors, kept by the events of a run.
+
+    ``start`` and ``kill`` are the runtime's; the deadlines of rows are `Waits`. ``version`` tells the round.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        waits: Waits,
+        start: Callable[[int], None],
+        kill: Callable[[int, str], None],
+        version: Callable[[], int],
+    ) -> None:
+        runtime = settings.runtime
+        self.rows = [Collector(f"collector_{index}") for index in range(runtime.num_workers)]
+        self.rollbacks = 0  # times the run went back to collect other samples
+        self.losses: list[Loss] = []
+        self._runtime = runtime
+        self._settings = settings
+        self._waits = waits
+        self._start, self._kill, self._version = start, kill, version
+        self._window_s = 0.0
+        self._lost_at_s: deque[float] = deque()
+        self._failures: dict[int, int] = {}  # ticket -> collectors that were lost over it
+        self._work = [self._work_of(index, row) for index, row in enumerate(self.rows)]
+
+    def handlers(self) -> Handlers:
+        """Return the handlers of a run's events."""
+        return {
+            CollectorUp: self._up,
+            CollectorDown: self._down,
+            Issued: self._issued,
+            SegmentArrived: self._arrived,
+            RoundTrained: self._round_trained,
+        }
+
+    @property
+    def starts(self) -> list[CollectorState]:
+        """Where each collector starts or continues."""
+        return [row.start for row in self.rows]
+
+    def _round(self) -> str:
+        return f"round {self._version()}"
+
+    # ------------------------------------------------------------ work
+
+    def _issued(self, event: Issued, now_s: float) -> None:
+        ticket = event.ticket
+        row = self.rows[ticket.collector]
+        if not row.tickets:
+            row.since_s = now_s
+            self._waits.begin(self._work[ticket.collector], now_s)
+        row.tickets[ticket.number] = now_s
+
+    def _arrived(self, event: SegmentArrived, now_s: float) -> None:
+        segment, index = event.segment, event.segment.ticket.collector
+        row, collect_s = self.rows[index], segment.collect_s
+        del row.tickets[segment.ticket.number]
+        # An arrival may be noticed late, after the learner's turn: the segment says how long it took.
+        ended_s = min(now_s, row.since_s + collect_s) if collect_s > 0 else now_s
+        row.busy_s += max(0.0, ended_s - max(row.since_s, self._window_s))
+        row.has_worked, row.losses_in_a_row = True, 0
+        if event.state is not row.start.state:
+            row.start = CollectorState(row.start.incarnation, event.state)
+        if row.tickets:
+            row.since_s = max(ended_s, next(iter(row.tickets.values())))
+            self._waits.begin(self._work[index], now_s)
+        else:
+            self._waits.end(row.name)
+
+    def _work_of(self, index: int, row: Collector) -> Wait:
+        """Return the wait for the first ticket of a collector, however many it holds."""
+        limit_s = self._settings.async_training.generation_timeout
+
+        def first() -> int:
+            return next(iter(row.tickets), -1)
+
+        return Wait(
+            row.name,
+            self._round,
+            lambda: f"{row.name} (ticket {first()})",
+            limit_s,
+            "async_training.generation_timeout",
+            lambda: self._kill(index, f"hung: ticket {first()} took more than {limit_s:g} s"),
+        )
+
+    def busy_s(self, now_s: float) -> float:
+        """Return the seconds that all collectors together were at work since the last round ended."""
+        return sum(
+            row.busy_s + (max(0.0, now_s - max(row.since_s, self._window_s)) if row.tickets else 0.0)
+            for row in self.rows
+        )
+
+    def _round_trained(self, event: RoundTrained, now_s: float) -> None:
+        self._window_s = event.ended_s
+        for row in self.rows:
+            row.busy_s = 0.0
+
+    # ------------------------------------------------------------ starts and losses
+
+    def starting(self, index: int, now_s: float) -> None:
+        """Begin to wait for a collector to come up."""
+        row, limit_s = self.rows[index], self._runtime.start_timeout_s
+        why = f"did not start within {limit_s:g} s (runtime.start_timeout_s)"
+        self._waits.begin(
+            Wait(
+                (row.name, "start"),
+                self._round,
+                f"{row.name} to start",
+                limit_s,
+                "runtime.start_timeout_s",
+                lambda: self._kill(index, why),
+                "starting",
+            ),
+            now_s,
+        )
+
+    def _up(self, event: CollectorUp, now_s: float) -> None:
+        row = self.rows[event.collector]
+        row.is_up = True
+        self._waits.end((row.name, "start"))
+        for place, lost_s in row.open_losses.items():
+            self.losses[place] = replace(self.losses[place], replaced_s=now_s - lost_s)
+        row.open_losses.clear()
+
+    def _down(self, event: CollectorDown, now_s: float) -> None:
+        row = self.rows[event.collector]
+        if row.tickets:
+            row.busy_s += max(0.0, now_s - max(row.since_s, self._window_s))
+            first = next(iter(row.tickets))
+            self._failures[first] = self._failures.get(first, 0) + 1
+            row.tickets.clear()
+        row.is_up = False
+        self._waits.end(row.name)
+        self._waits.end((row.name, "start"))
+        row.open_losses[len(self.losses)] = now_s
+        self.losses.append(Loss(row.name, event.reason, self._version()))
+        row.start = revived(row.start)
+
+    def schedule_restart(self, index: int, reason: str, now_s: float) -> float:
+        """Return the pause before a collector is started again, and begin to wait for its end.
+
+        The first replacement comes at once, from the caller; one that is lost again before it made a segment
+        waits, longer each time. CollectError when none may be started: the budget is spent, or one ticket
+        kills them all.
+        """
+        self._check_budget(reason, now_s)
+        row, limits = self.rows[index], self._runtime
+        row.losses_in_a_row += 1
+        if row.losses_in_a_row == 1:
+            return 0.0
+        longer_s = limits.restart_backoff_s * 2.0 ** (row.losses_in_a_row - 2)
+        pause_s = min(longer_s, limits.restart_backoff_max_s)
+        key = (row.name, "pause")
+
+        def start() -> None:
+            self._waits.end(key)
+            self._start(index)
+
+        owner, setting = self._round, "runtime.restart_backoff_s"
+        self._waits.begin(Wait(key, owner, f"{row.name} to restart", pause_s, setting, start), now_s)
+        return pause_s
+
+    def _check_budget(self, reason: str, now_s: float) -> None:
+        limits = self._runtime
+        self._lost_at_s.append(now_s)
+        while self._lost_at_s[0] < now_s - limits.restart_window_s:
+            self._lost_at_s.popleft()
+        ticket, failures = max(self._failures.items(), key=lambda item: item[1], default=(0, 0))
+        if failures >= _MOST_FAILURES:
+            text = f"ticket {ticket} took {failures} collectors down and would take more"
+            raise CollectError(f"{text}; the last one: {reason}")
+        if len(self._lost_at_s) > limits.max_worker_restarts:
+            raise CollectError(
+                f"more than {limits.max_worker_restarts} collectors were lost within "
+                f"{limits.restart_window_s:g} s (runtime.max_worker_restarts, restart_window_s); "
+                f"the last one: {reason}"
+            )
+
+    # ------------------------------------------------------------ saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where each collector continues."""
+        starts = [{"incarnation": start.incarnation, "state": start.state} for start in self.starts]
+        return {"starts": starts, "rollbacks": self.rollbacks}
+
+    def load_state_dict(self, state: dict[str, Any], rollback: int = 0) -> None:
+        """Continue from saved states; with ``rollback`` (its number) start anew, with other seeds."""
+        self.rollbacks = state["rollbacks"] + rollback
+        for row, saved in zip(self.rows, state["starts"], strict=False):
+            start = CollectorState(saved["incarnation"], saved["state"])
+            row.start = CollectorState(start.incarnation + rollback) if rollback else revived(start)
+
+
+def revived(start: CollectorState) -> CollectorState:
+    """Return where a collector continues after its process ended: where it was, or as a new incarnation."""
+    return start if start.state is not None else CollectorState(start.incarnation + 1)

@@ -1,0 +1,186 @@
+"""Run directories: made, described, found again, and kept true when a run is resumed with other settings."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from offbeat.checkpoint import CheckpointManager, files
+from offbeat.config.loader import dump_yaml
+from offbeat.config.models import RunConfig
+from offbeat.errors import CheckpointError, ConfigError, OffbeatError
+from offbeat.observe.callbacks import Callback, RunInfo
+from offbeat.runtime.clock import Clock
+
+Overrides = Mapping[str, object] | Sequence[str]
+"""Settings by dotted key: a mapping, or ``key=value`` strings."""
+UNTIL = "config-until-{}.yaml"
+"""Name of the file with the settings that a run had until a version."""
+
+
+def make_run_dir(config: RunConfig, name: str, clock: Clock) -> Path:
+    """Make the directory of a new run; ConfigError when it cannot be made or holds a run."""
+    directory = Path(config.run.dir) if config.run.dir else _unused_dir(name, clock)
+    if (directory / "manifest.json").exists():
+        raise ConfigError(
+            f"run.dir {directory} already holds a run: go on with `offbeat resume {directory}`, "
+            "or choose another run.dir"
+        )
+    try:
+        (directory / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"run.dir {directory} cannot be made: {error.strerror}; choose another") from error
+    return directory
+
+
+def _unused_dir(name: str, clock: Clock) -> Path:
+    """Return ``runs/<name>-<date>-<time>``, with a number behind it for runs of the same second."""
+    stamp = clock.date("%Y%m%d-%H%M%S")
+    names = (f"{name}-{stamp}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 10_000))))
+    return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
+
+
+def existing(run_dir: str | Path) -> Path:
+    """Return the directory of a run that is there."""
+    directory = Path(run_dir)
+    if not (directory / "manifest.json").exists():
+        raise CheckpointError(f"{directory} is not a run directory: it has no manifest.json")
+    return directory
+
+
+# ---------------------------------------------------------------- description
+
+
+def write_description(
+    run_dir: Path, config: RunConfig, name: str, source: str, overrides: Overrides, clock: Clock
+) -> None:
+    """Write what was asked for, what it resolved to, and with which versions it runs."""
+    given = [f"# from {source}", *(f"# with {line}" for line in as_lines(overrides))]
+    _write(run_dir / "config.yaml", "\n".join(given) + "\n" + dump_yaml(config))
+    _write(run_dir / "resolved.yaml", dump_yaml(config.resolved()))
+    manifest = {
+        "name": name,
+        "seed": config.run.seed,
+        "command": sys.argv,
+        "created": clock.date("%Y-%m-%dT%H:%M:%S%z"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": _versions(("offbeat", "torch", "numpy", "gymnasium")),
+        "git": _git_commit(),
+        "pid": os.getpid(),
+    }
+    _write(run_dir / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file in one step: a run killed meanwhile has the old one or the new, never half of one."""
+    try:
+        files.replace_bytes(path, text.encode())
+    except OSError as error:
+        raise OffbeatError(
+            f"{path} cannot be written: {error}. Free disk space, make it writable or choose another run.dir"
+        ) from error
+
+
+def recorded_name(directory: Path, config: RunConfig) -> str:
+    """Return the name of a run that is resumed; of a damaged manifest, the one its configuration gives."""
+    try:
+        return str(json.loads((directory / "manifest.json").read_bytes())["name"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        what = f"{directory / 'manifest.json'} is damaged ({type(error).__name__}: {error})"
+        print(f"note: {what}; nothing but the run's name is read from it, going on", file=sys.stderr)
+        return config.run.name or config.algorithm.name
+
+
+def _versions(packages: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def _git_commit() -> str | None:
+    """Return the commit of the directory the run was started in, if it is a git checkout."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = ["git", "rev-parse", "HEAD"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+        return done.stdout.strip()
+    return None
+
+
+# ---------------------------------------------------------------- overrides
+
+
+def joined(overrides: Overrides | None, named: Mapping[str, object]) -> Overrides:
+    """Return overrides with arguments of a call laid over them, those that are not None."""
+    given = {key: value for key, value in named.items() if value is not None}
+    if isinstance(overrides, Mapping):
+        return {**overrides, **given}
+    return [*(overrides or ()), *as_lines(given)]
+
+
+def as_lines(overrides: Overrides) -> list[str]:
+    """Return overrides as ``key=value``."""
+    if isinstance(overrides, Mapping):
+        return [f"{key}={value}" for key, value in overrides.items()]
+    return list(overrides)
+
+
+def change_config(directory: Path, config: RunConfig, overrides: Overrides) -> None:
+    """Write the settings that hold from now on, and keep those that held until the newest checkpoint."""
+    manager = CheckpointManager(directory / "checkpoints")
+    version = manager.load().version if manager.versions() else 0
+    for path in directory.glob(UNTIL.format("*")):
+        if until_version(path) >= version:
+            path.unlink()  # of rounds that are trained again
+    before = (directory / "config.yaml").read_text()
+    if version > 0:
+        _write(directory / UNTIL.format(f"{version:08d}"), before)
+    lines = [f"# resumed at version {version} with {line}" for line in as_lines(overrides)]
+    _write(directory / "config.yaml", "\n".join(lines) + "\n" + dump_yaml(config))
+    _write(directory / "resolved.yaml", dump_yaml(config.resolved()))
+
+
+def copy_description(directory: Path, target: Path, version: int) -> None:
+    """Describe in another directory a run that ends at an earlier version of this one."""
+    if target.exists() and any(target.iterdir()):
+        raise ConfigError(f"{target} is not empty: choose another directory")
+    later = [path for path in sorted(directory.glob(UNTIL.format("*"))) if until_version(path) >= version]
+    earlier = [path for path in directory.glob(UNTIL.format("*")) if until_version(path) < version]
+    (target / "logs").mkdir(parents=True, exist_ok=True)
+    for path in (*earlier, directory / "manifest.json"):
+        _write(target / path.name, path.read_text())
+    config = [*later, directory / "config.yaml"][0]
+    _write(target / "config.yaml", f"# replayed to version {version} of {directory}\n{config.read_text()}")
+
+
+def until_version(path: Path) -> int:
+    """Return the version that settings of a file called `UNTIL` held until."""
+    return int(path.stem.rpartition("-")[2])
+
+
+class EarlierSettings(Callback):
+    """Keeps the files of earlier settings true when a run goes back behind the point where they changed."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+
+    def on_start(self, info: RunInfo) -> None:
+        """Remove the files of rounds that are trained again; the first then holds until the start."""
+        if info.resumed_from is None:
+            return
+        later = [
+            path for path in self._run_dir.glob(UNTIL.format("*")) if until_version(path) > info.resumed_from
+        ]
+        for path in sorted(later)[1:]:
+            path.unlink()
+        for path in sorted(later)[:1]:
+            path.replace(self._run_dir / UNTIL.format(f"{info.resumed_from:08d}"))

@@ -1,0 +1,84 @@
+"""The observers of a run: meter, schedule, callbacks with the console, journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from offbeat.errors import OffbeatError
+from offbeat.observe.callbacks import Callback, CallbackObserver, RunControl, RunSummary
+from offbeat.observe.console import make_console
+from offbeat.observe.events import ScheduleLog
+from offbeat.observe.journal import Journal
+from offbeat.observe.meter import Meter
+from offbeat.observe.schedule import ScheduleRecorder
+from offbeat.observe.system import SystemMonitor
+from offbeat.pacing.actions import Pace
+from offbeat.run.collectors import Collectors
+from offbeat.run.driver import Driver, StartPoint
+from offbeat.runtime.base import Runtime
+from offbeat.runtime.spec import RunSpec
+
+
+def meter_maker(spec: RunSpec) -> Callable[[Pace, Collectors, Runtime], Meter]:
+    """Return what makes the meter of a driver."""
+
+    def make(pace: Pace, collectors: Collectors, runtime: Runtime) -> Meter:
+        dial, monitor = spec.settings.async_training, SystemMonitor()
+        return Meter(
+            spec.num_collectors,
+            pace,
+            collectors.busy_s,
+            staleness_threshold=dial.staleness_threshold,
+            pauses_for_eval=not dial.enable_async_eval,
+            system=lambda now_s: monitor.read(now_s, lambda: runtime.pids().values()),
+        )
+
+    return make
+
+
+def attach(
+    driver: Driver,
+    point: StartPoint,
+    summary: RunSummary,
+    callbacks: Sequence[Callback],
+    control: RunControl,
+    *,
+    quiet: bool = False,
+) -> None:
+    """Add the observers of a run to its driver; ``quiet``: without a console.
+
+    Callbacks add metrics to a round before the journal writes it; all else is written first.
+    """
+    settings, directory, meter = driver.spec.settings, driver.spec.directory, driver.meter
+    kind = "none" if quiet else settings.observe.console
+    console = make_console(kind, summary, settings.observe.log_interval_s)
+    everybody = (*callbacks, console)
+    hooks = CallbackObserver(everybody, summary, control, lambda: meter.metrics, lambda: meter.eval_metrics)
+    if directory is not None:
+        log = _open_schedule(directory, point, driver.faults.append)
+        rows = driver.collectors
+        schedule = ScheduleRecorder(log, lambda i: rows.rows[i].start.incarnation, lambda: rows.rollbacks)
+        driver.observe(schedule.handlers(), close=log.close, flush=log.flush, state=schedule.state_dict)
+        journal = Journal(directory, summary.name, settings, meter, driver.pace, driver.faults.append)
+        driver.observe(hooks.round_handlers())
+        driver.observe(journal.handlers(), close=journal.close)
+    else:
+        driver.observe(hooks.round_handlers())
+    driver.observe(hooks.handlers(), flush=partial(console.refresh, driver.waits.phase))
+
+
+def _open_schedule(directory: Path, point: StartPoint, on_fault: Callable[[str], None]) -> ScheduleLog:
+    """Open ``schedule.jsonl``; of a run that continues, cut it back to where its checkpoint was taken."""
+    own = point.parts.get("recorder", {})
+    try:
+        log = ScheduleLog(directory / "schedule.jsonl", on_fault)
+        if point.resumed:
+            log.truncate(own.get("schedule_offset", 0), own.get("schedule_gap", False))
+    except OSError as error:
+        raise OffbeatError(
+            f"the run directory {directory} cannot be written: {error}. "
+            "Free disk space, make it writable or choose another run.dir"
+        ) from error
+    return log

@@ -1,0 +1,134 @@
+"""Replay: a recorded run driven once more, by the ordinary driver with a pace that reads the schedule."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from offbeat.checkpoint import LoadedCheckpoint
+from offbeat.errors import ReplayError
+from offbeat.observe.callbacks import Callback, RoundInfo, RunControl, RunSummary
+from offbeat.observe.events import read_schedule
+from offbeat.pacing.events import Request
+from offbeat.pacing.recorded import Difference, RecordedPace, Schedule
+from offbeat.run.driver import Driver, StartPoint
+from offbeat.run.observers import attach, meter_maker
+from offbeat.run.restarts import OpenRun, RestartPolicy
+from offbeat.run.saving import learner_digest
+from offbeat.runtime import make_runtime
+from offbeat.runtime.clock import Clock
+from offbeat.runtime.spec import RunSpec
+
+Stage = tuple[int, RunSpec]
+"""A version, and the spec that holds from there: a run may be resumed with other settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """Result of a replay; ``difference`` names the first round whose published weights differ.
+
+    ``recorded_digest`` is empty when there is no checkpoint of the version that was reached.
+    """
+
+    identical: bool
+    digest: str
+    recorded_digest: str
+    rounds: int
+    warnings: tuple[str, ...] = ()
+    difference: Difference | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """How to replay: where roles live, until which version (None: the newest checkpoint), and into what.
+
+    With ``directory`` a run is left there that can be resumed, evaluated and played.
+    ``on_round(version, rounds)`` is called after each round.
+    """
+
+    runtime: str = "inline"
+    until: int | None = None
+    directory: Path | None = None
+    on_round: Callable[[int, int], None] | None = None
+
+
+def replay(
+    stages: Sequence[Stage],
+    saved: LoadedCheckpoint,
+    summary: RunSummary,
+    options: ReplayOptions,
+    clock: Clock,
+) -> ReplayReport:
+    """Repeat a run and compare its weights with the recorded ones; end at the first round that differs."""
+    last = _last_version(saved, options.until)
+    schedule = Schedule.from_records(read_schedule(saved.path.parents[1] / "schedule.jsonl"))
+    callbacks = [] if options.on_round is None else [_OnRound(options.on_round, last)]
+    stages = [(begin, spec) for begin, spec in stages if begin < last]
+    ends = [*(begin for begin, _ in stages[1:]), last]
+    point, difference = StartPoint(), None
+    for (_, spec), end in zip(stages, ends, strict=True):
+        directory = options.directory if end == last else None
+        spec_here = replace(spec, log_dir=None if directory is None else directory / "logs")
+        pace = RecordedPace(schedule, spec.seed, end, spec.num_collectors, saves=directory is not None)
+        summary = replace(summary, directory=directory)
+        point = _repeat(pace, spec_here, point, summary, callbacks, options.runtime, clock)
+        if (difference := pace.difference) is not None:
+            break
+    repeated = learner_digest(point.parts["learner"])
+    recorded = learner_digest(saved.parts["learner"]) if last == saved.version else ""
+    identical = difference is None and recorded in ("", repeated)
+    return ReplayReport(identical, repeated, recorded, point.version, saved.warnings, difference)
+
+
+def _last_version(saved: LoadedCheckpoint, until: int | None) -> int:
+    if saved.version == 0:
+        directory = saved.path.parents[1]
+        raise ReplayError(f"{directory} has not trained a round yet: there is nothing to repeat")
+    if until is not None and not 0 < until <= saved.version:
+        raise ReplayError(
+            f"cannot stop at round {until}: the newest checkpoint is of version {saved.version}, choose "
+            f"1 to {saved.version}"
+        )
+    return saved.version if until is None else until
+
+
+def _repeat(
+    pace: RecordedPace,
+    spec: RunSpec,
+    point: StartPoint,
+    summary: RunSummary,
+    callbacks: Sequence[Callback],
+    kind: str,
+    clock: Clock,
+) -> StartPoint:
+    """Drive one stage of a replay; return where the next one continues."""
+    requests: deque[Request] = deque()
+    driver = Driver(spec, pace, make_runtime(kind), clock.now_s, requests, meter_maker(spec))
+    attach(driver, point, summary, callbacks, _no_control(), quiet=True)
+    no_restarts = RestartPolicy(spec.settings.run, None, clock)
+    with OpenRun(lambda _: driver, point, no_restarts, requests, spec.directory) as run:
+        pace.incarnations = [start.incarnation for start in driver.collectors.starts]
+        run.complete()
+        snapshot = driver.saving.snapshot
+        assert snapshot is not None
+        return StartPoint(pace.version, {**driver.saving.capture(), "learner": snapshot.state})
+
+
+def _no_control() -> RunControl:
+    def refuse(_: object) -> None:
+        raise ReplayError("a replay repeats what was recorded: it cannot be stopped or turned by a callback")
+
+    return RunControl(refuse, refuse, refuse)
+
+
+class _OnRound(Callback):
+    """Calls ``on_round(version, rounds)`` after each round."""
+
+    def __init__(self, on_round: Callable[[int, int], None], rounds: int) -> None:
+        self._on_round = on_round
+        self._rounds = rounds
+
+    def on_round(self, info: RoundInfo) -> None:
+        self._on_round(info.version, self._rounds)

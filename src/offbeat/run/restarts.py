@@ -1,0 +1,259 @@
+"""Restarts: when a run continues by itself after its learner crashed or diverged, and from where."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
+from offbeat.checkpoint.lock import RunLock
+from offbeat.config.models import RunSection
+from offbeat.errors import CheckpointError, DivergedError, LearnerLost, OffbeatError, TrainError
+from offbeat.observe.callbacks import MetricValue
+from offbeat.observe.tensorboard_server import TensorBoardServer
+from offbeat.pacing.actions import Pace
+from offbeat.pacing.events import Request, Restarting, StopRequested
+from offbeat.run.collectors import Loss
+from offbeat.run.driver import Driver, StartPoint
+from offbeat.run.report import Report, report_of
+from offbeat.runtime.clock import Clock
+
+_log = logging.getLogger(__name__)
+LONGEST_PAUSE_S = 30.0
+"""However often a run was restarted, it waits no longer than this for the next start."""
+_LOOK_EVERY_S = 0.1
+_WINDOW_S = 3600.0  # after so long without a crash the count of restarts in a row begins again
+
+
+class RestartPolicy:
+    """Finds the checkpoint that a run can continue from, as long as its budget lasts.
+
+    A learner whose process was lost gets another one. One that raised is tried once more: when it raises in
+    the same round again, trying is no use. One that diverged goes back to the newest checkpoint, further back
+    each time it diverges again without a new checkpoint in between.
+    """
+
+    def __init__(self, settings: RunSection, run_dir: Path | None, clock: Clock) -> None:
+        self._settings = settings
+        self._run_dir = run_dir
+        self._clock = clock
+        self.attempts = self._in_a_row = 0
+        self._restarted_s = clock.now_s()
+        self.losses: tuple[Loss, ...] = ()
+        self._raised_at: int | None = None
+        self._went_back_to: int | None = None
+
+    def restart_point(self, error: OffbeatError, driver: Driver) -> tuple[StartPoint, Restarting] | None:
+        """Return where to continue after this error, and the record of it; None: the error ends the run."""
+        is_rollback = isinstance(error, DivergedError)
+        if self._clock.now_s() - self._restarted_s > _WINDOW_S:
+            self._in_a_row = 0
+        if (
+            driver.is_to_stop
+            or self._in_a_row >= self._settings.max_restarts
+            or (is_rollback and self._settings.on_nan != "rollback")
+        ):
+            return None
+        version = driver.pace.version
+        if not isinstance(error, LearnerLost) and not is_rollback:
+            if self._raised_at == version:
+                return None
+            self._raised_at = version
+        saved = self._checkpoint(is_rollback)
+        if saved is None:
+            return None
+        self.attempts += 1
+        self._in_a_row += 1
+        self._restarted_s = self._clock.now_s()
+        self.losses = (*self.losses, *driver.collectors.losses, Loss("learner", str(error), version))
+        kind: Literal["rollback", "restart"] = "rollback" if is_rollback else "restart"
+        rollback = self.attempts if is_rollback else 0
+        record = Restarting(kind, saved.version, str(error), self._in_a_row, self._settings.max_restarts)
+        return start_point(saved, rollback), record
+
+    def _checkpoint(self, is_rollback: bool) -> LoadedCheckpoint | None:
+        if self._run_dir is None:
+            return None
+        manager = CheckpointManager(self._run_dir / "checkpoints")
+        try:
+            saved = manager.load()
+        except CheckpointError:
+            return None
+        if is_rollback:
+            if saved.version == self._went_back_to and (older := _newest_before(manager, saved.version)):
+                saved = older
+                manager.forget_after(saved.version)
+            self._went_back_to = saved.version
+        return saved
+
+    def pause(self, requests: Collection[Request]) -> None:
+        """Wait before the restart, longer each time, but not when the run is asked to stop."""
+        delay_s = min(self._settings.restart_delay_s * 2.0 ** (self._in_a_row - 1), LONGEST_PAUSE_S)
+        until_s = self._clock.now_s() + delay_s
+        while (left_s := until_s - self._clock.now_s()) > 0:
+            if any(isinstance(request, StopRequested) for request in requests):
+                return
+            self._clock.sleep(min(left_s, _LOOK_EVERY_S))
+
+
+def start_point(saved: LoadedCheckpoint, rollback: int = 0) -> StartPoint:
+    """Return the point at which a run continues from a checkpoint."""
+    return StartPoint(saved.version, saved.parts, saved.warnings, resumed=True, rollback=rollback)
+
+
+def _newest_before(manager: CheckpointManager, version: int) -> LoadedCheckpoint | None:
+    for older in reversed([one for one in manager.versions() if one < version]):
+        try:
+            return manager.load(older)
+        except CheckpointError:
+            continue
+    return None
+
+
+class OpenRun:
+    """A run that its caller drives by `step`, inside a with-block; its learner's loss restarts the driver.
+
+    Example::
+
+        with pipeline.open(rounds=100) as run:
+            report = run.complete()
+    """
+
+    def __init__(
+        self,
+        make_driver: Callable[[StartPoint], Driver],
+        point: StartPoint,
+        policy: RestartPolicy,
+        requests: deque[Request],
+        directory: Path | None,
+    ) -> None:
+        self._make_driver = make_driver
+        self._point: StartPoint | None = point  # until the run has started: checkpoints can be large
+        self._policy = policy
+        self._requests = requests
+        self._directory = directory
+        self._lock: RunLock | None = None
+        self._driver: Driver | None = None
+        self._server: TensorBoardServer | None = None
+        self._metrics: dict[str, MetricValue] = {}
+
+    # ------------------------------------------------------------ start and end
+
+    def __enter__(self) -> Self:
+        point, self._point = self._point, None
+        assert point is not None, "a run is opened once"
+        try:
+            if self._directory is not None:
+                (self._directory / "logs").mkdir(parents=True, exist_ok=True)
+                self._lock = RunLock(self._directory)
+            self._start(point)
+        except BaseException as error:
+            self._close(error)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(error)
+
+    def _start(self, point: StartPoint | None) -> None:
+        """Start a driver, and another one for as long as starting fails in a way that a run survives."""
+        while point is not None:
+            self._driver = self._make_driver(point)
+            self._serve_tensorboard(self._driver)
+            point = self._guarded(partial(self._driver.start, point))
+
+    def _guarded(self, do: Callable[[], None]) -> StartPoint | None:
+        """Run one operation of the driver; return where to continue if that ends it, but not the run."""
+        try:
+            do()
+        except (LearnerLost, TrainError) as error:
+            driver = self.driver
+            found = self._policy.restart_point(error, driver)
+            if found is None:
+                raise
+            point, record = found
+            self._metrics = self.metrics
+            self._requests.extendleft(reversed(driver.persistent_requests))
+            self._driver = None
+            driver.close(error, record)
+            self._policy.pause(self._requests)
+            return point
+        return None
+
+    def _close(self, error: BaseException | None) -> None:
+        driver, self._driver = self._driver, None
+        try:
+            if driver is not None:
+                driver.close(error)
+        finally:
+            if self._server is not None:
+                self._server.close()
+            if self._lock is not None:
+                self._lock.release()
+
+    def _serve_tensorboard(self, driver: Driver) -> None:
+        """Start TensorBoard where it is asked for: once, for all drivers of the run."""
+        asked = driver.spec.settings.observe.tensorboard
+        if asked.serve and self._directory is not None and self._server is None:
+            try:
+                self._server = TensorBoardServer(self._directory, asked.port)
+            except OSError as error:
+                _log.warning("TensorBoard could not be started: %s", error)
+
+    # ------------------------------------------------------------ driving
+
+    @property
+    def driver(self) -> Driver:
+        """The driver of the present start."""
+        assert self._driver is not None, "the run is not open"
+        return self._driver
+
+    @property
+    def pace(self) -> Pace:
+        """The pace, read-only."""
+        return self.driver.pace
+
+    @property
+    def finished(self) -> bool:
+        """Tell whether the run is over and can be reported."""
+        return self.driver.finished
+
+    @property
+    def metrics(self) -> dict[str, MetricValue]:
+        """Metrics of the newest round; empty before the first."""
+        return self.driver.meter.metrics or self._metrics
+
+    @property
+    def has_requests(self) -> bool:
+        """Tell whether the next step deals with a request."""
+        return bool(self._requests)
+
+    def step(self, at_most_s: float = math.inf) -> None:
+        """Wait for events, for a fraction of a second and ``at_most_s``, and deal with them."""
+        if self._server is not None and (news := self._server.news()) is not None:
+            self.driver.notice(news)
+        if point := self._guarded(partial(self.driver.step, at_most_s)):
+            self._start(point)
+
+    def ask(self, request: Request) -> None:
+        """Send a request to the run, and deal with it at once."""
+        self._requests.append(request)
+        self.step()
+
+    def complete(self) -> Report:
+        """Drive the run to its end and report."""
+        while not self.finished:
+            self.step()
+        return self.report()
+
+    def report(self) -> Report:
+        """Return the report of the run, once it is finished."""
+        return report_of(self.driver, self._policy.losses, self._policy.attempts)

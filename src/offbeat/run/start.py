@@ -1,0 +1,330 @@
+"""Starting runs of a configuration: checked, described in a directory, made into a pipeline, opened."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offbeat import algorithms
+from offbeat.checkpoint import CheckpointManager
+from offbeat.config import loader, short
+from offbeat.config.models import RunConfig
+from offbeat.errors import ConfigError, EnvError
+from offbeat.observe.callbacks import Callback, RoundInfo, RunControl, RunInfo, RunSummary
+from offbeat.observe.sinks import check_sinks
+from offbeat.pipeline import Pipeline, Report, Settings
+from offbeat.roles import Learner, PerWorker, WorkerContext
+from offbeat.run.collectors import Loss
+from offbeat.run.directory import (
+    EarlierSettings,
+    Overrides,
+    change_config,
+    existing,
+    make_run_dir,
+    recorded_name,
+    write_description,
+)
+from offbeat.run.restarts import OpenRun
+from offbeat.run.signals import stopping_on_signals
+from offbeat.runtime.clock import Clock
+
+if TYPE_CHECKING:
+    from offbeat.algorithms.base import Algorithm, Policy, Roles
+
+_RESUMABLE = (
+    "run.rounds",
+    "run.stop_return",
+    "run.max_restarts",
+    "run.restart_delay_s",
+    "run.on_nan",
+    "run.explosion_factor",
+    "async_training.",
+    "runtime.",
+    "learner.",
+    "trainer.",
+    "rollout.",
+    "eval.",
+    "checkpoint.",
+    "observe.",
+)
+_NOT_RESUMABLE = ("runtime.num_workers",)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a run ended, and the policy it made: ``result.policy.act(obs)``."""
+
+    run_dir: Path
+    reason: str
+    rounds: int
+    digest: str
+    metrics: dict[str, float | str]
+    eval_return: float | None
+    wall_s: float
+    env_steps: int
+    steps_per_s: float
+    max_staleness: int
+    interrupted: bool
+    policy: Policy
+    losses: tuple[Loss, ...] = ()
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRun:
+    """A run that can start: its settings, its directory, and whether it continues what is there.
+
+    ``is_new``: the directory was made for it, and is removed should the run be refused.
+    """
+
+    config: RunConfig
+    run_dir: Path
+    name: str
+    resumed: bool = False
+    is_new: bool = False
+
+
+def prepare_run(
+    recipe: str | Path | RunConfig, overrides: Overrides, config: RunConfig, clock: Clock
+) -> PreparedRun:
+    """Try out what only a try can tell, and make the run's directory; ``config`` is what was loaded."""
+    _try_out(config)
+    is_named = isinstance(recipe, str | Path)
+    name = config.run.name or (Path(recipe).stem if is_named else config.algorithm.name)  # type: ignore[arg-type]
+    is_new = config.run.dir is None or not Path(config.run.dir).exists()
+    run_dir = make_run_dir(config, name, clock)
+    source = str(recipe) if is_named else "a RunConfig"
+    write_description(run_dir, config, name, source, overrides, clock)
+    return PreparedRun(config, run_dir, name, is_new=is_new)
+
+
+def prepare_resume(run_dir: str | Path, overrides: Overrides, config: RunConfig) -> PreparedRun:
+    """Check a run that is to continue; ``config`` are its settings with the overrides, which stay with it."""
+    directory = existing(run_dir)
+    _check_ranks(config)
+    check_sinks(config.observe)
+    if overrides:
+        _check_eval_env(config)
+        change_config(directory, config, overrides)
+    return PreparedRun(config, directory, recorded_name(directory, config), resumed=True)
+
+
+def load(source: str | Path | RunConfig, overrides: Overrides = ()) -> RunConfig:
+    """Load and check a configuration, as ``offbeat.load_config``."""
+    return loader.load_config(
+        source, overrides, algorithm_model=algorithms.config_model, algorithms=algorithms.BUILTIN
+    )
+
+
+def load_for_resume(run_dir: str | Path, overrides: Overrides) -> RunConfig:
+    """Load the settings of a run that is to continue, with overrides that may change on the way."""
+    path = existing(run_dir) / "config.yaml"
+    if overrides:
+        _check_resumable(overrides, load(path))
+    return load(path, overrides)
+
+
+def _check_resumable(overrides: Overrides, config: RunConfig) -> None:
+    keys = short.full_keys((str(item).partition("=")[0].strip() for item in overrides), config)
+    refused = [key for key in keys if not key.startswith(_RESUMABLE) or key.startswith(_NOT_RESUMABLE)]
+    if refused:
+        raise ConfigError(
+            f"{', '.join(refused)} cannot change when a run is resumed; start a new run with `offbeat train`"
+        )
+
+
+# ---------------------------------------------------------------- checks
+
+
+def _try_out(config: RunConfig) -> None:
+    """Find out what only a try can tell, before the run leaves any trace."""
+    _check_ranks(config)
+    check_sinks(config.observe)
+    check = algorithms.find(config.algorithm.name).check
+    try:
+        if check is not None:
+            check(config)
+    except EnvError as error:
+        raise ConfigError(str(error)) from error
+    _check_eval_env(config)
+
+
+def _check_eval_env(config: RunConfig) -> None:
+    from offbeat.envs.judged import check_eval_env
+
+    look = algorithms.find(config.algorithm.name).look
+    try:
+        if look is not None:
+            check_eval_env(config, look)
+    except EnvError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _check_ranks(config: RunConfig) -> None:
+    if config.learner.num_ranks > 1 and not make_roles(config).data_parallel:
+        raise ConfigError(
+            f"learner.num_ranks is {config.learner.num_ranks}, but the algorithm {config.algorithm.name!r} "
+            "does not train in several processes (Roles.data_parallel): set learner.num_ranks to 1"
+        )
+
+
+@contextlib.contextmanager
+def remove_dir_if_refused(prepared: PreparedRun) -> Iterator[None]:
+    """Remove the directory of a new run that is refused in the block, before it has saved anything."""
+    try:
+        yield
+    except ConfigError:
+        if prepared.is_new and not (prepared.run_dir / "checkpoints").exists():
+            shutil.rmtree(prepared.run_dir, ignore_errors=True)
+        raise
+
+
+# ---------------------------------------------------------------- running
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedRun:
+    """A prepared run that is open, and the signals that asked it to end."""
+
+    prepared: PreparedRun
+    run: OpenRun
+    signals: list[str]
+
+    def result(self, report: Report) -> Result:
+        """Return how the run ended, with its policy."""
+        return Result(
+            run_dir=self.prepared.run_dir,
+            reason=report.reason,
+            rounds=report.version,
+            digest=report.digest or "",
+            metrics=report.metrics,
+            eval_return=report.eval_metrics.get("eval/return_mean"),
+            wall_s=report.wall_s,
+            env_steps=report.env_steps,
+            steps_per_s=report.steps_per_s,
+            max_staleness=report.max_staleness,
+            interrupted=bool(self.signals),
+            policy=make_roles(self.prepared.config).policy(report.weights),
+            losses=report.losses,
+            restarts=report.restarts,
+        )
+
+
+@contextlib.contextmanager
+def open_run(
+    prepared: PreparedRun, callbacks: Sequence[Callback], clock: Clock, *, stepwise: bool = False
+) -> Iterator[OpenedRun]:
+    """Start a prepared run; leaving the block ends it."""
+    config = prepared.config
+    was_reached = _had_reached(prepared.run_dir, config) if prepared.resumed else False
+    goal = _StopAtReturn(config.run.stop_return, was_reached)
+    notices = () if prepared.resumed else _startup_notes(config)
+    everybody = (*callbacks, goal, EarlierSettings(prepared.run_dir))
+    pipeline = make_pipeline(config, prepared.run_dir, prepared.name, everybody, notices)
+    run = pipeline.open(config.run.rounds, resumed=prepared.resumed, stepwise=stepwise)
+    with few_threads(config), stopping_on_signals(pipeline.stop, clock) as signals, run:
+        yield OpenedRun(prepared, run, signals)
+
+
+def run_to_completion(prepared: PreparedRun, callbacks: Sequence[Callback], clock: Clock) -> Result:
+    """Run a prepared run to its end."""
+    with open_run(prepared, callbacks, clock) as opened:
+        report = opened.run.complete()
+    return opened.result(report)
+
+
+def _startup_notes(config: RunConfig) -> list[str]:
+    """Return what the algorithm has to say before a run."""
+    notes = algorithms.find(config.algorithm.name).facts
+    return [f"{name}: {text}" for name, text in notes(config).items()] if notes is not None else []
+
+
+def make_pipeline(
+    config: RunConfig,
+    run_dir: Path | None,
+    name: str,
+    callbacks: Sequence[Callback],
+    notices: Sequence[str] = (),
+) -> Pipeline:
+    """Make the pipeline of a configuration."""
+    roles = make_roles(config)
+    about = RunSummary(
+        name, config.algorithm.name, config.env.id, "", 0, 0, 0, stop_return=config.run.stop_return
+    )
+    names = (field.name for field in fields(Settings))
+    settings = Settings(**{name: getattr(config, name) for name in names})
+    return Pipeline(
+        collect=roles.collect,
+        train=PerWorker(partial(_make_learner, algorithms.find(config.algorithm.name), config)),
+        evaluate=roles.evaluate,
+        segments_per_round=roles.segments_per_round,
+        seed=config.run.seed,
+        run_dir=run_dir,
+        mode=roles.mode,
+        replay_ratio=roles.replay_ratio,
+        min_segments=roles.min_segments,
+        warmup_s=roles.warmup_s,
+        settings=settings,
+        callbacks=callbacks,
+        notices=notices,
+        summary=about,
+    )
+
+
+def make_roles(config: RunConfig) -> Roles:
+    """Make the roles of a configuration's algorithm."""
+    return algorithms.find(config.algorithm.name).build(config)
+
+
+def _make_learner(algorithm: Algorithm, config: RunConfig, context: WorkerContext) -> Learner:
+    """Make the learner where it is to live, with the threads it is to have."""
+    learner = algorithm.build(config).learner(context.ranks)
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(config.runtime.torch_threads)
+    return learner
+
+
+@contextlib.contextmanager
+def few_threads(config: RunConfig) -> Iterator[None]:
+    """Keep numpy's BLAS to the threads asked for: on a busy machine more of them only spin."""
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(config.runtime.worker_torch_threads, user_api="blas"):
+        yield
+
+
+def _had_reached(run_dir: Path, config: RunConfig) -> bool:
+    """Tell whether a run that is resumed has its goal behind it."""
+    manager = CheckpointManager(run_dir / "checkpoints")
+    if config.run.stop_return is None or not manager.versions():
+        return False
+    returns = manager.load().parts["meter"]["recent_returns"]
+    return len(returns) >= 100 and sum(returns) / len(returns) >= config.run.stop_return
+
+
+class _StopAtReturn(Callback):
+    """Ends the run once the mean return of the last 100 training episodes reaches a goal."""
+
+    def __init__(self, goal: float | None, was_reached: bool = False) -> None:
+        self._goal = goal
+        self._was_reached = was_reached
+        self._control: RunControl | None = None
+
+    def on_start(self, info: RunInfo) -> None:
+        self._control = info.control
+        if self._was_reached:
+            info.finish(f"run.stop_return {self._goal:g} was reached before; run.stop_return=null goes on")
+
+    def on_round(self, info: RoundInfo) -> None:
+        metrics = info.metrics
+        if self._goal is None or self._control is None or float(metrics["rollout/total_episodes"]) < 100:
+            return
+        if float(metrics["rollout/return_mean_100"]) >= self._goal:
+            self._control.finish(f"the last 100 episodes returned {self._goal:g} or more on average")

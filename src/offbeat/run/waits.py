@@ -1,0 +1,129 @@
+"""Every wait of a run, with its deadline: the only timers of the driver.
+
+A row says who waits for whom, since when, how long at most and by which setting, and what happens at the end.
+Hang detection, the report of a stall and the phase on the display read these rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Text = str | Callable[[], str]
+"""A text, or what returns it when somebody reads the row."""
+
+
+class Wait(NamedTuple):
+    """One row. ``expire`` runs when the limit is over: it replaces what can be replaced, or raises.
+
+    ``phase`` is the text for the display while this lasts; empty: none.
+    Example: ``Wait("train", "round 7", "learner", 600.0, "runtime.train_timeout_s", stall)``.
+    """
+
+    key: Hashable
+    owner: Text
+    whom: Text
+    limit_s: float
+    limit_key: str
+    expire: Callable[[], None]
+    phase: str = ""
+
+
+class Pending(NamedTuple):
+    """A row as it stands: the wait, and the seconds it has lasted."""
+
+    wait: Wait
+    waited_s: float
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the row as an event holds it."""
+        wait = self.wait
+        record = {"who": _text(wait.owner), "for": _text(wait.whom), "since_s": round(self.waited_s, 3)}
+        return {**record, "limit_s": wait.limit_s, "limit_key": wait.limit_key}
+
+    def __str__(self) -> str:
+        wait = self.wait
+        since = f"{_text(wait.owner)} waits for {_text(wait.whom)} since {self.waited_s:.1f} s"
+        return f"{since} (limit {wait.limit_s:g} s, {wait.limit_key})"
+
+
+def _text(text: Text) -> str:
+    return text if isinstance(text, str) else text()
+
+
+class Waits:
+    """The open rows. Those of one limit are in order of their start: a look at the first is enough."""
+
+    def __init__(self) -> None:
+        self._by_limit: dict[float, dict[Hashable, tuple[Wait, float]]] = {}
+        self._limits: dict[Hashable, float] = {}
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._limits
+
+    def begin(self, wait: Wait, now_s: float) -> None:
+        """Open a row; one of the same key starts again."""
+        key, limit_s = wait.key, wait.limit_s
+        before = self._limits.get(key)
+        if before is not None:
+            del self._by_limit[before][key]
+        self._limits[key] = limit_s
+        rows = self._by_limit.get(limit_s)
+        if rows is None:
+            rows = self._by_limit[limit_s] = {}
+        rows[key] = (wait, now_s)
+
+    def end(self, key: Hashable) -> None:
+        """Close a row, if it is open."""
+        limit_s = self._limits.pop(key, None)
+        if limit_s is not None:
+            del self._by_limit[limit_s][key]
+
+    def shift(self, by_s: float) -> None:
+        """Extend every deadline, by the time in which this process was suspended."""
+        for rows in self._by_limit.values():
+            for key, (wait, since_s) in rows.items():
+                rows[key] = (wait, since_s + by_s)
+
+    def expired(self, now_s: float) -> list[Wait]:
+        """Return the rows whose limit is over; each starts again, so that it is named once."""
+        found: list[Wait] = []
+        for limit_s, rows in self._by_limit.items():
+            for wait, since_s in rows.values():
+                if now_s - since_s <= limit_s:
+                    break
+                found.append(wait)
+        for wait in found:
+            self.begin(wait, now_s)
+        return found
+
+    def next_s(self) -> float:
+        """Return the earliest deadline; infinity when no row has one."""
+        firsts = (next(iter(rows.values())) for rows in self._by_limit.values() if rows)
+        return min((since_s + wait.limit_s for wait, since_s in firsts), default=math.inf)
+
+    def rows(self, now_s: float) -> list[Pending]:
+        """Return all open rows, the longest wait first."""
+        pending = [
+            Pending(wait, now_s - since_s)
+            for rows in self._by_limit.values()
+            for wait, since_s in rows.values()
+        ]
+        return sorted(pending, key=lambda row: -row.waited_s)
+
+    def phase(self) -> str:
+        """Return the phase of the run: the text of the newest row that has one, empty when it collects."""
+        rows = (row for rows in self._by_limit.values() for row in rows.values())
+        return max(((since_s, wait.phase) for wait, since_s in rows if wait.phase), default=(0.0, ""))[1]
+
+
+def describe_stall(headline: str, waits: Sequence[Pending], stacks: Mapping[str, str]) -> str:
+    """Return the report of a stalled run: who waits for whom, and the stack of each component."""
+    lines = [headline]
+    if waits:
+        lines.append("who waits for whom:")
+        lines += [f"  {row}" for row in waits]
+    for name, stack in stacks.items():
+        lines += [f"{name} was here:", *(f"  {line}" for line in stack.splitlines())]
+    return "\n".join(lines)

@@ -1,0 +1,122 @@
+"""The specification of a run, from which a runtime makes its roles, here or in other processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from offbeat.config.settings import Settings
+from offbeat.roles import Evaluator, Learner, PerWorker, WorkerContext
+from offbeat.runtime.base import close_learner
+from offbeat.seeding import derive_seed
+from offbeat.types import StateTree
+
+if TYPE_CHECKING:
+    from offbeat.runtime.ranks import RankLauncher
+
+RoleT = TypeVar("RoleT")
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment(Generic[RoleT]):
+    """A role for one worker, the state it continues from, and its patience with weights."""
+
+    role: PerWorker[RoleT]
+    context: WorkerContext
+    state: StateTree | None = None
+    sync_timeout_s: float = 30.0
+    sync_retries: int = 3
+    sync_retry_delay_s: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorState:
+    """The state a collector starts from; ``state`` None: a fresh one, seeded by its ``incarnation``."""
+
+    incarnation: int = 0
+    state: StateTree | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """Roles, settings and seed of a run. ``log_dir`` None: workers write to the terminal.
+
+    ``collect`` makes what `offbeat.runtime.serial.as_collector` takes.
+    Picklable: ranks of the learner and actors on other machines make their roles from it.
+    """
+
+    collect: PerWorker[Any]
+    learn: PerWorker[Learner]
+    evaluate: PerWorker[Evaluator] | None = None
+    settings: Settings = field(default_factory=Settings)
+    seed: int = 0
+    log_dir: Path | None = None
+    mode: Literal["stream", "replay"] = "stream"
+
+    @property
+    def directory(self) -> Path | None:
+        """Run directory; None: nothing is written."""
+        return None if self.log_dir is None else self.log_dir.parent
+
+    @property
+    def num_collectors(self) -> int:
+        """Number of collectors."""
+        return self.settings.runtime.num_workers
+
+    @property
+    def start_timeout_s(self) -> float:
+        """Limit for the start of a worker."""
+        return self.settings.runtime.start_timeout_s
+
+    @property
+    def sync_timeout_s(self) -> float:
+        """Limit for weights and segments on their way between processes."""
+        return self.settings.async_training.sync_timeout
+
+    def collector(self, index: int, state: CollectorState) -> Assignment[Any]:
+        """Return the assignment of a collector's worker."""
+        seed = derive_seed(self.seed, "lane", index, state.incarnation)
+        context = WorkerContext(index, self.num_collectors, seed, state.incarnation)
+        return self._assign(self.collect, context, state.state)
+
+    def evaluator(self) -> Assignment[Evaluator]:
+        """Return the assignment of the evaluator's worker."""
+        assert self.evaluate is not None, "an evaluation was asked for, but there is no evaluator"
+        context = WorkerContext(collector=0, num_collectors=1, seed=derive_seed(self.seed, "evaluator"))
+        return self._assign(self.evaluate, context, None)
+
+    def _assign(
+        self, role: PerWorker[RoleT], context: WorkerContext, state: StateTree | None
+    ) -> Assignment[RoleT]:
+        dial = self.settings.async_training
+        return Assignment(
+            role, context, state, dial.sync_timeout, dial.max_sync_retries, dial.sync_retry_delay
+        )
+
+    def make_learner(
+        self,
+        state: StateTree | None = None,
+        *,
+        launcher: RankLauncher | None = None,
+        host: str = "127.0.0.1",
+    ) -> Learner:
+        """Make the learner, in the process where it is to live, and load ``state``.
+
+        A learner of several ranks is a `ManyRanks`, to be closed. Its other ranks are child processes, or
+        what ``launcher`` starts elsewhere; ``host`` is then this machine's address, as those can reach it.
+        """
+        context = WorkerContext(0, 1, derive_seed(self.seed, "learner"))
+        if self.settings.learner.num_ranks == 1:
+            learner = self.learn.make(context)
+        else:
+            from offbeat.runtime.ranks import make_ranked
+
+            learner = make_ranked(self, context, host, launcher)
+        if state is not None:
+            try:
+                learner.load_state_dict(state)
+            except BaseException:
+                close_learner(learner)
+                raise
+        return learner

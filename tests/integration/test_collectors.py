@@ -1,0 +1,198 @@
+"""The one contract of collectors, kept by every runtime; and what is left when their processes are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from offbeat import PerWorker, Pipeline
+from offbeat.config.models import RuntimeConfig
+from offbeat.config.settings import Settings
+from offbeat.pacing.events import CollectorDown, CollectorUp, Published, SegmentArrived
+from offbeat.runtime import RUNTIMES, make_runtime
+from offbeat.runtime.spec import CollectorState, RunSpec
+from offbeat.types import Progress, Segment, Ticket
+from tests.integration.test_runtimes import ChecksSlots, InPlace, Saved
+
+KINDS = ("inline", "threads", "processes")
+
+
+class Reversed:
+    """Takes all tickets it gets and finishes the newest one first; each needs two pieces of work."""
+
+    capacity = 8
+
+    def __init__(self, context: Any) -> None:
+        self.tickets: list[list[int]] = []
+        self.held: dict[int, Ticket] = {}
+        self.version, self.made = -1, 0
+
+    def accept(self, ticket: Ticket, begun: Any = None, script: Sequence[int] = ()) -> None:
+        self.held[ticket.number] = ticket
+        self.tickets.append([ticket.number, 2])
+
+    def load(self, version: int, weights: Any) -> None:
+        self.version = version
+        self.w = weights["w"]
+
+    def advance(self) -> Progress:
+        if not self.tickets:
+            return Progress(idle=True)
+        self.tickets[-1][1] -= 1
+        if self.tickets[-1][1] > 0:
+            return Progress(busy_s=1e-6)
+        number, _ = self.tickets.pop()
+        self.made += 1
+        x = np.random.default_rng(self.held[number].seed).normal(size=64)
+        data = {"x": x + self.w, "version": self.version}
+        segment = Segment(self.held.pop(number), data, np.array([self.version]), {"env_steps": 64})
+        return Progress((segment,), 1e-6, {"env_steps": 64}, idle=not self.tickets)
+
+    def state_dict(self) -> Any:
+        return {"made": self.made}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.made = state["made"]
+
+
+@contextmanager
+def running(kind: str, collect: Any, num_collectors: int = 1) -> Iterator[Any]:
+    """A runtime whose collectors are up and have weights of version 0."""
+    settings = Settings(runtime=RuntimeConfig(num_workers=num_collectors))
+    spec = RunSpec(PerWorker(collect), PerWorker(lambda context: ChecksSlots()), settings=settings)
+    runtime = make_runtime(kind)
+    try:
+        runtime.start(spec, [CollectorState()] * num_collectors, None)
+        runtime.publish(0)
+        ups = wait_for(runtime, CollectorUp, num_collectors, then=Published)
+        assert sorted(up.collector for up in ups) == list(range(num_collectors))
+        yield runtime
+    finally:
+        runtime.close()
+
+
+def wait_for(runtime: Any, kind: type[Any], count: int = 1, then: type[Any] | None = None) -> list[Any]:
+    """Wait for this many events of a kind (and for one of kind ``then``), at most a minute."""
+    found: list[Any] = []
+    is_missing = then is not None
+    give_up_s = time.monotonic() + 60.0
+    while time.monotonic() < give_up_s:
+        for event in runtime.wait(0.25):
+            found += [event] if isinstance(event, kind) else []
+            is_missing = is_missing and not isinstance(event, then or kind)
+        if len(found) >= count and not is_missing:
+            return found
+    raise AssertionError(f"{len(found)} of {count} {kind.__name__} came")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_collector_of_its_own_kind_holds_many_tickets(kind: str) -> None:
+    class Weighted(Reversed):
+        def load(self, version: int, weights: Any) -> None:
+            self.version, self.w = version, 0.0
+
+    with running(kind, Weighted) as runtime:
+        for number in range(300):  # more than fit into a pipe
+            runtime.collect(Ticket(number, 0, 0, 0, seed=number))
+        arrived = wait_for(runtime, SegmentArrived, 300)
+    assert sorted(event.segment.ticket.number for event in arrived) == list(range(300))
+    assert [event.state["made"] for event in arrived] == list(range(1, 301))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_collector_of_its_own_kind_runs_in_a_pipeline(kind: str) -> None:
+    pipeline = Pipeline(
+        collect=PerWorker(Reversed),
+        train=PerWorker(lambda context: Saved()),
+        runtime=kind,  # type: ignore[arg-type]
+        num_workers=2,
+    )
+    assert pipeline.run(rounds=10).counts.trained == 20
+
+
+def num_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors as Linux shows them")
+def test_killed_workers_leave_nothing_behind() -> None:
+    counts = []
+    with running("processes", lambda context: InPlace()) as runtime:
+        pid = runtime.pids()["worker_0"]
+        for number in range(0, 40, 2):
+            for ticket in (number, number + 1):
+                runtime.collect(Ticket(ticket, 0, 0, 0, seed=0))
+            arrived = wait_for(runtime, SegmentArrived, 2)
+            os.kill(pid, signal.SIGKILL)
+            (down,) = wait_for(runtime, CollectorDown)
+            assert not down.raised
+            assert "was killed by SIGKILL" in down.reason
+            for event in arrived:
+                assert (event.segment.data["x"] == event.segment.ticket.number).all(), (
+                    "it outlives its worker"
+                )
+            runtime.release([number, number + 1])
+            del arrived, event
+            runtime.start_collector(0, CollectorState(number + 1))
+            pid = wait_for(runtime, CollectorUp)[0].pid
+            counts.append(num_descriptors())
+    assert counts[-1] == counts[1]
+
+
+def test_tickets_for_a_collector_that_died_are_lost_with_it() -> None:
+    with running("processes", lambda context: InPlace()) as runtime:
+        os.kill(runtime.pids()["worker_0"], signal.SIGKILL)
+        for number in range(100):
+            runtime.collect(Ticket(number, 0, 0, 0, seed=0))
+        wait_for(runtime, CollectorDown)
+        runtime.collect(Ticket(100, 0, 0, 0, seed=0))
+        runtime.kill_collector(0, "hung")
+        assert not any(isinstance(event, CollectorDown) for event in runtime.wait(0.0))
+
+
+def test_weights_that_move_are_found() -> None:
+    class Grows(ChecksSlots):
+        size = 1
+
+        def weights(self) -> Any:
+            self.size *= 10
+            return {"w": np.full(self.size, self.size)}
+
+    def collect(ticket: Ticket, weights: Any) -> Any:
+        return len(weights["w"])
+
+    settings = Settings(runtime=RuntimeConfig(num_workers=1))
+    make = PerWorker(lambda context: collect)
+    spec = RunSpec(make, PerWorker(lambda context: Grows()), settings=settings)
+    runtime = make_runtime("processes")
+    try:
+        runtime.start(spec, [CollectorState()], None)
+        sizes = []
+        wait_for(runtime, CollectorUp)
+        for version in range(6):
+            runtime.publish(version)
+            wait_for(runtime, Published)
+            runtime.collect(Ticket(version, 0, version, version, seed=0))
+            sizes.append(wait_for(runtime, SegmentArrived)[0].segment.data)
+    finally:
+        runtime.close()
+    assert sizes == [10, 100, 1000, 10_000, 100_000, 1_000_000]
+
+
+def test_another_kind_of_runtime_can_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def make_mine() -> Any:
+        made.append("mine")
+        return make_runtime("inline")
+
+    monkeypatch.setitem(RUNTIMES, "mine", make_mine)
+    make_runtime("mine").close()
+    assert made == ["mine"]

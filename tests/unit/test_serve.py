@@ -1,0 +1,173 @@
+"""One collector, served step by step with fakes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from offbeat.errors import EnvError
+from offbeat.pacing.events import CollectorDown, CollectorUp, SegmentArrived
+from offbeat.roles import Collector
+from offbeat.runtime.serial import as_collector
+from offbeat.runtime.serve import CollectorServer, SyncTimeout, serve, start
+from offbeat.types import Progress, Segment, Ticket
+
+
+def ticket(number: int, version: int = 0) -> Ticket:
+    return Ticket(number, 1, version, 9, seed=number)
+
+
+class Pairs:
+    """Makes segments two at a time, in turns of nothing and of both; `load` is allowed in between."""
+
+    capacity = 4
+
+    def __init__(self) -> None:
+        self.tickets: list[Ticket] = []
+        self.loaded: list[int] = []
+        self.turns = 0
+
+    def accept(self, ticket: Ticket, begun: Any = None, script: Sequence[int] = ()) -> None:
+        self.tickets.append(ticket)
+
+    def load(self, version: int, weights: Any) -> None:
+        self.loaded.append(version)
+
+    def advance(self) -> Progress:
+        self.turns += 1
+        if len(self.tickets) < 2:
+            return Progress(idle=True)
+        pair, self.tickets = self.tickets[:2], self.tickets[2:]
+        return Progress([Segment(one, None, np.array([self.loaded[-1]])) for one in pair])
+
+    def state_dict(self) -> Any:
+        return {"turns": self.turns}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.turns = state["turns"]
+
+
+def server_of(collector: Any, versions: Any = None) -> tuple[CollectorServer, list[Any]]:
+    posted: list[Any] = []
+    versions = versions or (lambda at_least: at_least)
+    server = CollectorServer(
+        1, as_collector(collector), lambda least: (versions(least), {"v": versions(least)}), posted.append
+    )
+    return server, posted
+
+
+def test_collector_of_several_tickets_keeps_its_own_order() -> None:
+    pairs = Pairs()
+    assert isinstance(pairs, Collector)
+    assert as_collector(pairs) is pairs
+    server, posted = server_of(pairs)
+    server.step()
+    assert pairs.turns == 0, "without a ticket there is nothing to do"
+    server.accept(ticket(0, version=1))
+    server.step()
+    assert server.has_nothing_to_do and not posted
+    server.accept(ticket(1, version=2))
+    assert not server.has_nothing_to_do
+    server.step()
+    assert [event.segment.ticket.number for event in posted] == [0, 1]
+    assert {event.state["turns"] for event in posted} == {2}
+    assert pairs.loaded == [1, 2]
+    assert server.has_nothing_to_do
+
+
+def test_function_collects_one_segment_per_step_with_the_newest_weights() -> None:
+    newest = [3]
+    server, posted = server_of(lambda t, weights: (t.version, weights["v"]), lambda least: newest[0])
+    server.accept(ticket(0, version=3))
+    server.accept(ticket(1, version=3))
+    server.step()
+    newest[0] = 5
+    server.step()
+    assert [event.segment.data for event in posted] == [(3, 3), (5, 5)]
+    assert [event.segment.ticket.version for event in posted] == [3, 5]
+    assert all(event.segment.collect_s > 0 for event in posted)
+    assert server.has_nothing_to_do
+
+
+def raise_value_error(t: Ticket, weights: Any) -> None:
+    raise ValueError("no such level")
+
+
+def raise_env_error(t: Ticket, weights: Any) -> None:
+    raise EnvError("the environment broke its contract")
+
+
+def test_exception_ends_the_collector_and_names_the_ticket() -> None:
+    server, posted = server_of(raise_value_error)
+    server.accept(ticket(4))
+    server.accept(ticket(5))
+    server.step()
+    (down,) = posted
+    assert down.collector == 1 and down.raised
+    assert down.reason.startswith("collector 1 raised in ticket 4:\nTraceback")
+    assert down.reason.endswith("ValueError: no such level")
+    assert server.is_over and server.has_nothing_to_do
+    server.accept(ticket(6))
+    server.step()
+    assert len(posted) == 1
+
+
+def test_errors_for_users_are_told_without_a_traceback() -> None:
+    server, posted = server_of(raise_env_error)
+    server.accept(ticket(4))
+    server.step()
+    assert posted[0].reason == "collector 1 raised in ticket 4:\nthe environment broke its contract"
+
+
+def test_weights_that_do_not_come_cost_the_collector() -> None:
+    def late(at_least: int) -> int:
+        raise SyncTimeout(f"weights of version {at_least} did not arrive")
+
+    server, posted = server_of(Pairs(), late)
+    server.accept(ticket(0, version=2))
+    server.step()
+    assert posted == [CollectorDown(1, "weights of version 2 did not arrive", raised=False)]
+
+
+class Scripted:
+    """An inbox with a script: what to return, call by call."""
+
+    def __init__(self, *script: Any) -> None:
+        self.script = deque(script)
+        self.waits: list[bool] = []
+
+    def receive(self, wait: bool) -> Any:
+        self.waits.append(wait)
+        return self.script.popleft()
+
+
+def test_loop_blocks_only_when_there_is_nothing_to_do() -> None:
+    posted: list[Any] = []
+    made = start(1, lambda: as_collector(lambda t, w: t.number), lambda least: (0, None), posted.append)
+    assert made is not None
+    inbox = Scripted([ticket(0), ticket(1)], [], [ticket(2)], None)
+    serve(made, inbox)
+    assert inbox.waits == [True, False, True, True]
+    assert posted[0] == CollectorUp(1, capacity=1)
+    assert [event.segment.data for event in posted if isinstance(event, SegmentArrived)] == [0, 1, 2]
+
+
+def test_collector_that_cannot_be_made_is_told() -> None:
+    posted: list[Any] = []
+
+    def make() -> Collector:
+        raise RuntimeError("no display")
+
+    assert start(3, make, lambda least: (0, None), posted.append) is None
+    (down,) = posted
+    assert down.raised
+    assert down.reason.startswith("collector 3 raised while starting:\nTraceback")
+
+
+@pytest.mark.parametrize("made", [raise_value_error, Pairs()])
+def test_everything_that_collects_becomes_a_collector(made: Any) -> None:
+    assert isinstance(as_collector(made), Collector)

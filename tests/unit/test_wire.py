@@ -1,0 +1,157 @@
+"""Records and blocks between a driver and its collectors' processes, with both ends in this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from offbeat.runtime.shared import Address
+from offbeat.runtime.wire import (
+    DOWN,
+    SEGMENT,
+    TICKET,
+    WEIGHTS,
+    DriverInput,
+    SegmentReader,
+    SegmentWriter,
+    ToDriver,
+    WorkerInput,
+    pack_text,
+    pack_ticket,
+    pack_weights,
+)
+from offbeat.types import ArraySpec, Episodes, Segment, Ticket
+
+SPECS = {"x": ArraySpec((3,), "float64"), "done": ArraySpec((5,), "bool")}
+TICKET_7 = Ticket(7, 2, 3, 4, seed=(1 << 63) - 1, attempt=1)
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+def decode(record: bytes) -> ToDriver:
+    read, write = os.pipe()
+    os.write(write, record)
+    ((found, _),) = DriverInput(read).read()
+    os.close(read)
+    os.close(write)
+    return found
+
+
+def segment_of(ticket: Ticket, data: Any, **fields: Any) -> Segment:
+    return Segment(ticket, data, np.array([ticket.version]), {"env_steps": 3}, collect_s=0.5, **fields)
+
+
+def test_records_to_a_worker_come_out_as_they_went_in(pipe: tuple[int, int]) -> None:
+    os.write(pipe[1], pack_weights(Address(10, 11, 12, 13)) + pack_ticket(TICKET_7))
+    weights, ticket = WorkerInput(pipe[0]).read()
+    assert weights[:5] == (WEIGHTS, 10, 11, 12, 13)
+    assert ticket == (TICKET, 7, 3, 4, TICKET_7.seed, 1)
+
+
+def test_records_that_were_cut_on_their_way_are_put_together(pipe: tuple[int, int]) -> None:
+    data = pack_ticket(TICKET_7) * 3
+    os.write(pipe[1], data[:70])
+    worker = WorkerInput(pipe[0])
+    assert len(worker.read()) == 1
+    os.write(pipe[1], data[70:])
+    assert len(worker.read()) == 2
+
+
+def test_text_that_was_cut_waits_for_its_end(pipe: tuple[int, int]) -> None:
+    text = "worse than ever: é" * 10
+    data = pack_text(DOWN, text.encode()) * 2
+    driver = DriverInput(pipe[0])
+    os.write(pipe[1], data[:100])
+    assert list(driver.read()) == []
+    os.write(pipe[1], data[100:])
+    assert [(record.kind, extra.decode()) for record, extra in driver.read()] == [(DOWN, text)] * 2
+
+
+def test_segment_is_what_it_was() -> None:
+    writer, reader = SegmentWriter(SPECS), SegmentReader(os.getpid(), SPECS)
+    for number in range(5):
+        ticket = Ticket(number, 0, version=2, deadline=3, seed=number)
+        arrays = writer.arrays()
+        arrays["x"][:], arrays["done"][:] = number, number % 2
+        episodes = Episodes((1.5,), (number,)) if number else Episodes()
+        state = {"rng": np.arange(4), "number": number}
+        record = decode(writer.write(segment_of(ticket, arrays, episodes=episodes), state))
+        assert (record.kind, record.ticket) == (SEGMENT, number)
+        segment, state_read, slot = reader.read(record, ticket)
+        assert segment.ticket == ticket
+        assert (segment.units, segment.episodes, segment.collect_s) == ({"env_steps": 3}, episodes, 0.5)
+        assert (segment.data["x"] == number).all()
+        assert (segment.data["done"] == number % 2).all()
+        assert not segment.data["x"].flags.writeable
+        np.testing.assert_equal(state_read, state)
+        slot.release()
+    assert record.slot == 0, "one block is enough when each segment is released before the next"
+
+
+def test_segment_has_the_version_it_was_made_with() -> None:
+    writer, reader = SegmentWriter(None), SegmentReader(os.getpid(), None)
+    newer = Ticket(7, 2, version=5, deadline=4, seed=1, attempt=1)
+    mixed = Segment(newer, {"a": 1}, np.array([4, 5, 5]), {"tokens": 3}, partial=True)
+    segment, _, _ = reader.read(decode(writer.write(mixed, None)), Ticket(7, 2, 3, 4, 1, 1))
+    assert segment.ticket == newer
+    assert list(segment.versions) == [4, 5, 5]
+    assert segment.partial
+    assert segment.data == {"a": 1}
+
+
+def test_units_may_change() -> None:
+    writer, reader = SegmentWriter(None), SegmentReader(os.getpid(), None)
+    for units in ({"a": 1}, {"a": 1}, {"a": 2}, {}, {}, {"b": 1}):
+        segment = Segment(TICKET_7, None, np.array([3]), units)
+        assert reader.read(decode(writer.write(segment, None)), TICKET_7)[0].units == units
+
+
+def test_block_in_use_is_not_written_again() -> None:
+    writer, reader = SegmentWriter(SPECS), SegmentReader(os.getpid(), SPECS)
+    held = []
+    for number in range(30):
+        arrays = writer.arrays()
+        arrays["x"][:] = number
+        segment, _, slot = reader.read(decode(writer.write(segment_of(TICKET_7, arrays), None)), TICKET_7)
+        held.append((segment.data["x"], slot, number))
+        if number % 3 == 0:
+            held.pop(0)[1].release()
+    assert all((x == number).all() for x, _, number in held)
+
+
+def test_blocks_that_are_released_late_are_found_again() -> None:
+    writer, reader = SegmentWriter(SPECS), SegmentReader(os.getpid(), SPECS)
+    slots = []
+    for number in range(400):
+        writer.arrays()
+        record = decode(writer.write(segment_of(TICKET_7, None), None))
+        slots.append(reader.read(record, TICKET_7)[2])
+        if len(slots) == 20:
+            for slot in slots[(number % 3 == 0) :]:
+                slot.release()
+            slots = slots[: (number % 3 == 0)]
+    assert record.slot < 60
+
+
+def test_block_that_is_too_small_is_replaced_and_keeps_its_arrays() -> None:
+    writer, reader = SegmentWriter(SPECS), SegmentReader(os.getpid(), SPECS)
+    for size in (10, 100_000, 10, 300_000):
+        arrays = writer.arrays()
+        arrays["x"][:] = size
+        record = decode(writer.write(segment_of(TICKET_7, arrays), {"state": b"s" * size}))
+        segment, state, slot = reader.read(record, TICKET_7)
+        assert record.slot == 0
+        assert (segment.data["x"] == size).all()
+        assert len(state["state"]) == size
+        slot.release()
+    del segment
