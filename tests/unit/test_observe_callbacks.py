@@ -5,7 +5,6 @@ import pytest
 from offbeat.errors import OffbeatError
 from offbeat.observe import (
     Callback,
-    CallbackList,
     CheckpointInfo,
     EvalInfo,
     FinishInfo,
@@ -15,6 +14,7 @@ from offbeat.observe import (
     RunSummary,
     WorkerLostInfo,
 )
+from offbeat.observe.callbacks import added_metrics, call_all, finish_all
 
 SUMMARY = RunSummary("demo", "ppo", "CartPole-v1", "inline", 2, 10, 0)
 
@@ -69,17 +69,16 @@ def happenings() -> list[tuple[str, object]]:
 
 def test_every_happening_reaches_every_callback() -> None:
     first, second = Recorder(), Recorder()
-    together = CallbackList([first, Callback(), second])
-    for method, info in happenings():
-        getattr(together, method)(info)
+    for hook, info in happenings():
+        call_all([first, Callback(), second], hook, info)
     expected = [info for _, info in happenings()]
     assert first.seen == expected
     assert second.seen == expected
 
 
 def test_added_metrics_are_gathered() -> None:
-    together = CallbackList([Recorder({"my/a": 1}), Recorder(), Recorder({"my/b": 2.5})])
-    assert together.on_round(RoundInfo(1, {})) == {"my/a": 1.0, "my/b": 2.5}
+    callbacks = [Recorder({"my/a": 1}), Recorder(), Recorder({"my/b": 2.5})]
+    assert added_metrics(callbacks, RoundInfo(1, {})) == {"my/a": 1.0, "my/b": 2.5}
 
 
 @pytest.mark.parametrize(
@@ -87,17 +86,17 @@ def test_added_metrics_are_gathered() -> None:
 )
 def test_added_metrics_cannot_take_a_name_that_is_taken(callbacks: list[Callback]) -> None:
     with pytest.raises(OffbeatError, match="names of your own"):
-        CallbackList(callbacks).on_round(RoundInfo(1, {"pace/lag": 1.0}))
+        added_metrics(callbacks, RoundInfo(1, {"pace/lag": 1.0}))
 
 
 def test_what_a_callback_raises_goes_up_with_its_own_type_and_its_owner() -> None:
     with pytest.raises(ZeroDivisionError, match="mine") as caught:
-        CallbackList([Recorder(), Faulty()]).on_round(RoundInfo(1, {}))
+        added_metrics([Recorder(), Faulty()], RoundInfo(1, {}))
     assert any("Faulty.on_round" in note for note in caught.value.__notes__)
 
 
 def test_at_the_end_all_are_told_and_the_first_error_goes_up() -> None:
     last = Recorder()
     with pytest.raises(KeyError, match="also mine"):
-        CallbackList([Faulty(), last]).on_finish(FinishInfo(1, "done", 1.0))
+        finish_all([Faulty(), last], FinishInfo(1, "done", 1.0))
     assert len(last.seen) == 1

@@ -2,7 +2,6 @@
 
 from offbeat.observe.callbacks import (
     Callback,
-    CallbackList,
     CheckpointInfo,
     EvalInfo,
     FinishInfo,
@@ -23,7 +22,6 @@ from offbeat.observe.system import SystemMonitor
 
 __all__ = [
     "Callback",
-    "CallbackList",
     "CheckpointInfo",
     "EvalInfo",
     "EventLog",

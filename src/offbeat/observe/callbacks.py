@@ -169,64 +169,37 @@ class Callback:
         """Called once at the end, whatever the end is."""
 
 
-class CallbackList:
-    """Calls each callback in turn. What one raises goes up, with a note that says whose it was."""
+def call_all(callbacks: Sequence[Callback], hook: str, info: object) -> None:
+    """Call a hook of each callback in turn. An exception goes up, with a note that names the callback."""
+    for callback in callbacks:
+        with _attributed(callback, hook):
+            getattr(callback, hook)(info)
 
-    def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
-        self._callbacks = tuple(callbacks)
 
-    def on_start(self, info: RunInfo) -> None:
-        """Tell all that the run begins."""
-        for callback in self._callbacks:
-            with _attributed(callback, "on_start"):
-                callback.on_start(info)
+def added_metrics(callbacks: Sequence[Callback], info: RoundInfo) -> dict[str, float]:
+    """Call ``on_round`` of each callback; return the metrics they add."""
+    extra: dict[str, float] = {}
+    for callback in callbacks:
+        with _attributed(callback, "on_round"):
+            added = callback.on_round(info) or {}
+            if taken := [name for name in added if name in info.metrics or name in extra]:
+                raise OffbeatError(
+                    f"the metric names {taken} are taken; return metrics under names of your own"
+                )
+            extra.update({name: float(value) for name, value in added.items()})
+    return extra
 
-    def on_round(self, info: RoundInfo) -> dict[str, float]:
-        """Tell all that a round was trained; return the metrics they add."""
-        extra: dict[str, float] = {}
-        for callback in self._callbacks:
-            with _attributed(callback, "on_round"):
-                added = callback.on_round(info)
-                if added:
-                    _check_names(added, info.metrics, extra)
-                    extra.update({name: float(value) for name, value in added.items()})
-        return extra
 
-    def on_eval(self, info: EvalInfo) -> None:
-        """Tell all that an evaluation's result is in."""
-        for callback in self._callbacks:
-            with _attributed(callback, "on_eval"):
-                callback.on_eval(info)
-
-    def on_checkpoint(self, info: CheckpointInfo) -> None:
-        """Tell all that a checkpoint is on the disk."""
-        for callback in self._callbacks:
-            with _attributed(callback, "on_checkpoint"):
-                callback.on_checkpoint(info)
-
-    def on_worker_lost(self, info: WorkerLostInfo) -> None:
-        """Tell all that a collector was lost."""
-        for callback in self._callbacks:
-            with _attributed(callback, "on_worker_lost"):
-                callback.on_worker_lost(info)
-
-    def on_notice(self, text: str) -> None:
-        """Tell all what the user should know."""
-        for callback in self._callbacks:
-            with _attributed(callback, "on_notice"):
-                callback.on_notice(text)
-
-    def on_finish(self, info: FinishInfo) -> None:
-        """Tell all that the run is over, also those after one that raises: they may hold open files."""
-        first: BaseException | None = None
-        for callback in self._callbacks:
-            try:
-                with _attributed(callback, "on_finish"):
-                    callback.on_finish(info)
-            except Exception as error:
-                first = first or error
-        if first is not None:
-            raise first
+def finish_all(callbacks: Sequence[Callback], info: FinishInfo) -> None:
+    """Call ``on_finish`` of each callback, also after one that raises: they may hold open files."""
+    first: Exception | None = None
+    for callback in callbacks:
+        try:
+            call_all([callback], "on_finish", info)
+        except Exception as error:
+            first = first or error
+    if first is not None:
+        raise first
 
 
 class CallbackObserver:
@@ -240,7 +213,7 @@ class CallbackObserver:
         metrics: Callable[[], dict[str, MetricValue]],
         eval_metrics: Callable[[], Metrics],
     ) -> None:
-        self._callbacks = CallbackList(callbacks)
+        self._callbacks = tuple(callbacks)
         self._summary = summary
         self._control = control
         self._metrics = metrics
@@ -260,50 +233,46 @@ class CallbackObserver:
             EvalDone: self._evaluated,
             Saved: self._saved,
             CollectorDown: self._collector_down,
-            Notice: lambda event, _: self._callbacks.on_notice(event.text),
-            Restarting: self._restarting,
-            Finished: self._finished,
+            Notice: lambda event, _: call_all(self._callbacks, "on_notice", event.text),
+            Restarting: self._end,
+            Finished: self._end,
         }
 
     def _started(self, event: Started, now_s: float) -> None:
         self._started_s, self._version = now_s, event.version
         resumed_from = event.version if event.resumed else None
-        self._callbacks.on_start(RunInfo(self._summary, self._control, resumed_from))
+        call_all(self._callbacks, "on_start", RunInfo(self._summary, self._control, resumed_from))
 
     def _round_trained(self, event: RoundTrained, now_s: float) -> None:
         self._version, metrics = event.version, self._metrics()
-        metrics.update(self._callbacks.on_round(RoundInfo(event.version, metrics)))
+        metrics.update(added_metrics(self._callbacks, RoundInfo(event.version, metrics)))
 
     def _evaluated(self, event: EvalDone, now_s: float) -> None:
         if event.metrics is not None:
-            self._callbacks.on_eval(EvalInfo(event.version, self._eval_metrics()))
+            call_all(self._callbacks, "on_eval", EvalInfo(event.version, self._eval_metrics()))
 
     def _saved(self, event: Saved, now_s: float) -> None:
-        self._callbacks.on_checkpoint(CheckpointInfo(event.version, event.path, event.seconds, event.score))
+        info = CheckpointInfo(event.version, event.path, event.seconds, event.score)
+        call_all(self._callbacks, "on_checkpoint", info)
 
     def _collector_down(self, event: CollectorDown, now_s: float) -> None:
         self._num_lost += 1
-        self._callbacks.on_worker_lost(WorkerLostInfo(event.collector, event.reason, self._num_lost))
+        info = WorkerLostInfo(event.collector, event.reason, self._num_lost)
+        call_all(self._callbacks, "on_worker_lost", info)
 
-    def _restarting(self, event: Restarting, now_s: float) -> None:
-        self._end(now_s, self._version, event.reason, event.error, str(event))
-
-    def _finished(self, event: Finished, now_s: float) -> None:
-        self._end(now_s, event.version, event.reason, event.error)
-
-    def _end(
-        self,
-        now_s: float,
-        version: int,
-        reason: str,
-        error: BaseException | None,
-        restart: str | None = None,
-    ) -> None:
+    def _end(self, event: Restarting | Finished, now_s: float) -> None:
         if self._started_s is None:
             return
-        first_line = reason.splitlines()[0] if reason else ""
-        seconds = now_s - self._started_s
-        self._callbacks.on_finish(FinishInfo(version, first_line, seconds, self._metrics(), error, restart))
+        is_restart = isinstance(event, Restarting)
+        info = FinishInfo(
+            version=self._version if is_restart else event.version,
+            reason=event.reason.splitlines()[0] if event.reason else "",
+            seconds=now_s - self._started_s,
+            metrics=self._metrics(),
+            error=event.error,
+            restart=str(event) if is_restart else None,
+        )
+        finish_all(self._callbacks, info)
 
 
 @contextmanager
@@ -313,11 +282,3 @@ def _attributed(callback: Callback, method: str) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"raised by the callback {type(callback).__qualname__}.{method}, which ended the run")
         raise
-
-
-def _check_names(
-    added: Mapping[str, float], metrics: Mapping[str, MetricValue], extra: Mapping[str, float]
-) -> None:
-    taken = [name for name in added if name in metrics or name in extra]
-    if taken:
-        raise OffbeatError(f"the metric names {taken} are taken; return metrics under names of your own")

@@ -10,10 +10,11 @@ a segment that names none of them is one sample.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 from offbeat.observe.callbacks import MetricValue
 from offbeat.pacing.actions import Pace
@@ -71,33 +72,6 @@ class _Window:
     paused_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Ages:
-    """Staleness of what a round trained, in versions, weighted by samples."""
-
-    mean: float = 0.0
-    oldest: float = 0.0
-    p95: float = 0.0
-    stale_share: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Round:
-    """Measurements of the last round. ``collect_s``: all collectors together, working side by side."""
-
-    round_s: float = 0.0
-    active_s: float = 0.0
-    collect_s: float = 0.0
-    train_s: float = 0.0
-    publish_s: float = 0.0
-    collect_idle: float = 0.0
-    train_idle: float = 0.0
-    samples: int = 0
-    trained_samples: int = 0
-    ages: _Ages = field(default_factory=_Ages)
-    learned: Metrics = field(default_factory=dict)
-
-
 class Meter:
     """Measures a run. ``metrics`` are those of its newest round, ``eval_metrics`` of its newest evaluation.
 
@@ -126,7 +100,7 @@ class Meter:
         self._samples_by = [0] * num_collectors
         self._totals = _Totals()
         self._window = _Window()
-        self._round = _Round()
+        self._measured: dict[str, MetricValue] = {}  # metrics of the round that ended
         self._train_started_s = 0.0
         self._waiting: dict[int, tuple[int, int]] = {}  # ticket -> bytes and samples of its segment
         self._queued_bytes = 0
@@ -203,11 +177,9 @@ class Meter:
         A learner that takes several optimizer steps per round reports how many as ``learn/gradient_steps``.
         """
         batch, metrics, ended_s = event.batch, event.metrics, event.ended_s
-        last = self._round = self._measure(batch, ended_s, metrics)
+        signals = self._measure(batch, ended_s, metrics)
         ages = (int(metrics.get("pace/max_sample_age", 0)), *batch.staleness())
         self.max_staleness = max(self.max_staleness, *ages)
-        self._totals.elapsed_s += last.round_s
-        self._totals.trained_samples += last.trained_samples
         self._totals.global_steps += metrics.get("learn/gradient_steps", 1.0)
         self._remember_speed(ended_s)
         for segment in batch.segments:
@@ -215,15 +187,35 @@ class Meter:
         self._count_episodes(batch)
         self._last_round_s = ended_s
         self._window = _Window(start_s=ended_s)
-        return Signals(
-            round_s=last.active_s,
-            collect_s=last.collect_s,
-            train_s=last.train_s,
-            collect_idle=last.collect_idle,
-            train_idle=last.train_idle,
-            ess=_finite_or_none(metrics.get("learn/ess")),
-            behaviour_kl=_finite_or_none(metrics.get("learn/behaviour_kl")),
-        )
+        return signals
+
+    def _measure(self, batch: Batch, ended_s: float, metrics: Metrics) -> Signals:
+        window, num_collectors = self._window, len(self._samples_by)
+        round_s, train_s = max(ended_s - self._window_start(), 1e-9), ended_s - self._train_started_s
+        active_s = max(round_s - window.paused_s, 1e-9)
+        collect_s = sum(segment.collect_s for segment in batch.segments) / num_collectors
+        collect_idle = _share(active_s - self._busy_s(ended_s) / num_collectors, active_s)
+        train_idle = _share(active_s - train_s, active_s)
+        weights = [_num_samples(segment) for segment in batch.segments]
+        self._totals.elapsed_s += round_s
+        self._totals.trained_samples += sum(weights)
+        self._measured = {
+            **_ages(batch.staleness(), weights, self._threshold),
+            "pace/collect_idle_ratio": collect_idle,
+            "pace/train_idle_ratio": train_idle,
+            "pace/bottleneck": _bottleneck(collect_idle, train_idle),
+            "pace/overlap_efficiency": _ratio(active_s, max(collect_s, train_s)),
+            "rollout/steps_per_s": _ratio(window.samples, round_s),
+            "learn/samples_per_s": _ratio(sum(weights), round_s),
+            "time/round_s": round_s,
+            "time/collect_s": collect_s,
+            "time/train_s": train_s,
+            "time/publish_s": window.publish_s,
+            "time/wait_s": max(0.0, round_s - train_s - window.publish_s),
+        }
+        ess, kl = metrics.get("learn/ess"), metrics.get("learn/behaviour_kl")
+        costs = _finite_or_none(ess), _finite_or_none(kl)
+        return Signals(active_s, collect_s, train_s, collect_idle, train_idle, *costs)
 
     def _remember_speed(self, now_s: float) -> None:
         """Keep how long the round took, without the start of the collectors before the first one."""
@@ -241,26 +233,6 @@ class Meter:
         self._totals.episodes += len(returns)
         if returns:
             self._return_mean, self._length_mean = _mean(returns), _mean(lengths)
-
-    def _measure(self, batch: Batch, now_s: float, metrics: Metrics) -> _Round:
-        start_s, num_collectors = self._window_start(), len(self._samples_by)
-        round_s, train_s = max(now_s - start_s, 1e-9), now_s - self._train_started_s
-        active_s = max(round_s - self._window.paused_s, 1e-9)
-        collect_s = sum(segment.collect_s for segment in batch.segments)
-        weights = [_num_samples(segment) for segment in batch.segments]
-        return _Round(
-            round_s=round_s,
-            collect_s=collect_s / num_collectors,
-            train_s=train_s,
-            publish_s=self._window.publish_s,
-            active_s=active_s,
-            collect_idle=_share(active_s - self._busy_s(now_s) / num_collectors, active_s),
-            train_idle=_share(active_s - train_s, active_s),
-            samples=self._window.samples,
-            trained_samples=sum(weights),
-            ages=_measure_ages(batch.staleness(), weights, self._threshold),
-            learned=metrics,
-        )
 
     def _start_window(self, now_s: float) -> None:
         if self._window.start_s is None:
@@ -328,11 +300,10 @@ class Meter:
         """Collect all metrics of the round; the learner's own names win over ours."""
         self._count_skipped()
         self.metrics = {
+            **self._measured,
             **self._pace_metrics(),
             **self._rollout_metrics(),
-            **self._queue_metrics(),
             **self._learn_metrics(),
-            **self._weights_metrics(),
             **self._time_metrics(now_s),
             **(_NO_SYSTEM if self._system is None else self._system(now_s)),
             "system/workers_alive": self._pace.num_up,
@@ -341,58 +312,40 @@ class Meter:
         }
 
     def _pace_metrics(self) -> dict[str, MetricValue]:
-        last, totals, pace = self._round, self._totals, self._pace
+        totals, pace, counts = self._totals, self._pace, self._pace.counts()
         return {
             "pace/off_policy_degree": pace.degree,
             "pace/collect_count": totals.arrived,
             "pace/train_count": pace.version,
             "pace/lag": pace.lag(),
-            "pace/avg_sample_age": last.ages.mean,
-            "pace/max_sample_age": last.ages.oldest,
-            "pace/p95_sample_age": last.ages.p95,
-            "pace/stale_samples_ratio": last.ages.stale_share,
             "pace/dropped_stale_samples": totals.dropped_stale_samples,
             "pace/dropped_samples": totals.dropped_samples,
-            "pace/collect_idle_ratio": last.collect_idle,
-            "pace/train_idle_ratio": last.train_idle,
-            "pace/bottleneck": _bottleneck(last.collect_idle, last.train_idle),
-            "pace/overlap_efficiency": _ratio(last.active_s, max(last.collect_s, last.train_s)),
+            "queue/size": counts.ready,
+            "queue/total_produced": totals.arrived,
+            "queue/total_consumed": counts.trained,
+            "queue/bytes": self._queued_bytes,
         }
 
     def _rollout_metrics(self) -> Metrics:
+        totals = self._totals
         return {
             "rollout/return_mean": self._return_mean,
             "rollout/return_mean_100": self.return_mean_100,
             "rollout/length_mean": self._length_mean,
-            "rollout/steps_per_s": _ratio(self._round.samples, self._round.round_s),
-            "rollout/total_generated_samples": self._totals.samples,
-            "rollout/total_env_steps": self._totals.env_steps,
-            "rollout/total_episodes": self._totals.episodes,
-            "rollout/generation_errors": self._totals.generation_errors,
+            "rollout/total_generated_samples": totals.samples,
+            "rollout/total_env_steps": totals.env_steps,
+            "rollout/total_episodes": totals.episodes,
+            "rollout/generation_errors": totals.generation_errors,
             # The environments of a collector step together: collectors are the finest balance there is.
             "rollout/samples_by_env_min": min(self._samples_by),
             "rollout/samples_by_env_max": max(self._samples_by),
         }
 
-    def _queue_metrics(self) -> Metrics:
-        counts = self._pace.counts()
-        return {
-            "queue/size": counts.ready,
-            "queue/total_produced": self._totals.arrived,
-            "queue/total_consumed": counts.trained,
-            "queue/bytes": self._queued_bytes,
-        }
-
     def _learn_metrics(self) -> Metrics:
-        return {
-            "learn/global_steps": self._totals.global_steps,
-            "learn/processed_samples": self._totals.trained_samples,
-            "learn/samples_per_s": _ratio(self._round.trained_samples, self._round.round_s),
-        }
-
-    def _weights_metrics(self) -> Metrics:
         totals, pace = self._totals, self._pace
         return {
+            "learn/global_steps": totals.global_steps,
+            "learn/processed_samples": totals.trained_samples,
             "weights/current_param_version": pace.version,
             "weights/published_version": pace.published,
             "weights/publish_lag": pace.version - pace.published,
@@ -403,16 +356,11 @@ class Meter:
         }
 
     def _time_metrics(self, now_s: float) -> Metrics:
-        last, pace = self._round, self._pace
         since_s = max(0.0, now_s - (self._window.start_s if self._window.start_s is not None else now_s))
+        rounds_left = max(0, self._pace.rounds - self._pace.version)
         return {
-            "time/round_s": last.round_s,
-            "time/collect_s": last.collect_s,
-            "time/train_s": last.train_s,
-            "time/publish_s": last.publish_s,
-            "time/wait_s": max(0.0, last.round_s - last.train_s - last.publish_s),
             "time/elapsed_s": self._totals.elapsed_s + since_s,
-            "time/eta_s": _mean(self._recent_rounds_s) * max(0, pace.rounds - pace.version),
+            "time/eta_s": _mean(self._recent_rounds_s) * rounds_left,
         }
 
     # ------------------------------------------------------------ state
@@ -455,20 +403,22 @@ def _num_samples(segment: Segment) -> int:
     return next((segment.units[unit] for unit in _UNITS if unit in segment.units), 1)
 
 
-def _measure_ages(ages: Sequence[int], weights: Sequence[int], threshold: int) -> _Ages:
-    total = sum(weights)
-    if not total:
-        return _Ages()
-    weighted = sorted(zip(ages, weights, strict=True))
-    seen, p95 = 0, weighted[-1][0]
-    for age, weight in weighted:
-        seen += weight
-        if seen >= 0.95 * total:
-            p95 = age
-            break
-    mean = sum(age * weight for age, weight in weighted) / total
-    stale = sum(weight for age, weight in weighted if age > threshold)
-    return _Ages(mean, float(weighted[-1][0]), float(p95), stale / total)
+def _ages(ages: Sequence[int], weights: Sequence[int], threshold: int) -> Metrics:
+    """Return the staleness of what a round trained, in versions, weighted by samples."""
+    weighted, total = sorted(zip(ages, weights, strict=True)), sum(weights)
+    mean = oldest = p95 = stale = 0.0
+    if total:
+        sums = itertools.accumulate(weight for _, weight in weighted)
+        mean = sum(age * weight for age, weight in weighted) / total
+        oldest = float(weighted[-1][0])
+        p95 = float(next(age for (age, _), seen in zip(weighted, sums, strict=True) if seen >= 0.95 * total))
+        stale = sum(weight for age, weight in weighted if age > threshold) / total
+    return {
+        "pace/avg_sample_age": mean,
+        "pace/max_sample_age": oldest,
+        "pace/p95_sample_age": p95,
+        "pace/stale_samples_ratio": stale,
+    }
 
 
 def _bottleneck(collect_idle: float, train_idle: float) -> str:
