@@ -126,22 +126,6 @@ class Evaluator(Protocol):
         ...
 
 
-class Store(Protocol):
-    """Where segments wait between collectors and learner."""
-
-    def add(self, segment: Segment) -> None:
-        """Take a segment that has arrived."""
-        ...
-
-    def ready(self) -> Sequence[int]:
-        """Numbers of the tickets whose segments are here."""
-        ...
-
-    def next(self, tickets: Sequence[int]) -> tuple[Segment, ...]:
-        """Hand these segments over, in this order."""
-        ...
-
-
 class Ranks(Protocol):
     """The processes that a learner consists of, as one of them sees it.
 

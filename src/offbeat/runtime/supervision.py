@@ -1,18 +1,11 @@
-"""Judgements about parts of a run: is it alive, may it be started again, does it diverge, who waits for whom.
-
-Nothing here touches a process or a clock: times come in, verdicts go out.
-"""
+"""Health checks without processes or clocks: is a worker alive, does a learner diverge."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from statistics import median
-from typing import Any
-
-from offbeat.config.models import RuntimeConfig
 
 _AWAY_S = 2.0
 _BUSY_SHARE = 0.1
@@ -46,39 +39,6 @@ class Pulse:
         return now_s - self._seen_s >= self._timeout_s * (_STOPPED_SHARE if is_stopped else 1.0)
 
 
-@dataclass(slots=True)
-class RestartBudget:
-    """How often collectors may be replaced, and how soon.
-
-    The first replacement comes at once. A collector that is lost again before it made a segment waits, longer
-    each time.
-    """
-
-    config: RuntimeConfig
-    _lost_at_s: deque[float] = field(default_factory=deque)
-    _in_a_row: dict[int, int] = field(default_factory=dict)
-
-    def lost(self, collector: int, now_s: float) -> float:
-        """A collector was lost; return how many seconds to wait before it is replaced."""
-        self._lost_at_s.append(now_s)
-        while self._lost_at_s[0] < now_s - self.config.restart_window_s:
-            self._lost_at_s.popleft()
-        before = self._in_a_row.get(collector, 0)
-        self._in_a_row[collector] = before + 1
-        if before == 0:
-            return 0.0
-        return min(self.config.restart_backoff_s * 2.0 ** (before - 1), self.config.restart_backoff_max_s)
-
-    def worked(self, collector: int) -> None:
-        """A collector made a segment."""
-        self._in_a_row.pop(collector, None)
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether more collectors were lost within the window than the configuration allows."""
-        return len(self._lost_at_s) > self.config.max_worker_restarts
-
-
 class LossWatch:
     """Notices a learner that diverges: NaN, infinity, or a loss far above what it was."""
 
@@ -106,37 +66,3 @@ class LossWatch:
 
 def _is_watched(name: str) -> bool:
     return name.startswith("learn/") and ("loss" in name or "grad_norm" in name)
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """One edge of the wait graph: who waits for whom, for how long, and how long it may, by which setting.
-
-    Example: ``Wait("round 7", "collector_1 (ticket 14)", 12.5, 120.0, "async_training.generation_timeout")``.
-    """
-
-    who: str
-    whom: str
-    since_s: float
-    limit_s: float
-    limit_key: str
-
-    def to_record(self) -> dict[str, Any]:
-        """As an event holds it."""
-        record = {"who": self.who, "for": self.whom, "since_s": round(self.since_s, 3)}
-        return {**record, "limit_s": self.limit_s, "limit_key": self.limit_key}
-
-
-def describe_stall(headline: str, waits: Sequence[Wait], stacks: Mapping[str, str]) -> str:
-    """The report of a run that stands still: what, who waits for whom, where the processes are."""
-    lines = [headline]
-    if waits:
-        lines.append("who waits for whom:")
-        lines += [
-            f"  {wait.who} waits for {wait.whom} since {wait.since_s:.1f} s"
-            f" (limit {wait.limit_s:g} s, {wait.limit_key})"
-            for wait in waits
-        ]
-    for name, stack in stacks.items():
-        lines += [f"{name} was here:", *(f"  {line}" for line in stack.splitlines())]
-    return "\n".join(lines)
