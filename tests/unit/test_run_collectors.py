@@ -135,7 +135,7 @@ def test_the_time_limit_of_a_ticket_begins_when_the_one_before_arrived() -> None
     one.pass_time(18.0)
     assert one.killed == []
     one.pass_time(19.1)
-    assert one.killed == [(0, "hung: ticket 1 took more than 10 s")]
+    assert one.killed == [(0, "hung: ticket 1 took more than 10 s (async_training.generation_timeout)")]
 
 
 def test_an_arrival_noticed_late_does_not_shorten_the_limit_of_the_next_ticket() -> None:
@@ -152,7 +152,7 @@ def test_more_tickets_do_not_extend_the_limit_of_the_first() -> None:
     one.issue(0, 0.0)
     one.issue(1, 9.0)
     one.pass_time(10.5)
-    assert one.killed == [(0, "hung: ticket 0 took more than 10 s")]
+    assert one.killed == [(0, "hung: ticket 0 took more than 10 s (async_training.generation_timeout)")]
 
 
 def test_a_collector_that_holds_nothing_hangs_on_nothing() -> None:

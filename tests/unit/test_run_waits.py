@@ -54,7 +54,7 @@ def test_beginning_again_starts_the_time_anew() -> None:
     waits.begin(wait("b"), 1.0)
     waits.begin(wait("a"), 8.0)
     assert keys(waits.expired(11.5)) == ["b"], "the newer row stands behind the older one"
-    assert [(row.wait.key, row.waited_s) for row in waits.rows(12.0)] == [("a", 4.0), ("b", 0.5)]
+    assert [(row.wait.key, row.waited_s) for row in waits.rows(12.0)] == [("b", 11.0), ("a", 4.0)]
 
 
 def test_the_same_key_may_begin_again_with_another_limit() -> None:
@@ -73,6 +73,7 @@ def test_an_expired_row_is_named_once_per_limit() -> None:
     assert waits.expired(25.0) == waits.expired(35.0) == []
     assert "a" in waits
     assert keys(waits.expired(35.1)) == ["a"]
+    assert [row.waited_s for row in waits.rows(40.0)] == [40.0], "it is still the same wait"
 
 
 def test_all_rows_of_a_limit_that_are_over_are_named() -> None:
@@ -152,28 +153,29 @@ def test_stall_report_names_who_waits_for_whom_and_where_they_are() -> None:
 
 @dataclass
 class Naive:
-    """A plain list of ``[wait, since]``."""
+    """A plain list of waits, starts of their limits, and their own starts."""
 
-    rows: list[tuple[Wait, float]] = field(default_factory=list)
+    rows: list[tuple[Wait, float, float]] = field(default_factory=list)
 
     def begin(self, wait: Wait, now_s: float) -> None:
         self.end(wait.key)
-        self.rows.append((wait, now_s))
+        self.rows.append((wait, now_s, now_s))
 
     def end(self, key: Hashable) -> None:
         self.rows = [row for row in self.rows if row[0].key != key]
 
     def shift(self, by_s: float) -> None:
-        self.rows = [(one, since_s + by_s) for one, since_s in self.rows]
+        self.rows = [(one, since_s + by_s, begun_s + by_s) for one, since_s, begun_s in self.rows]
 
     def expired(self, now_s: float) -> set[Hashable]:
-        found = [one for one, since_s in self.rows if now_s - since_s > one.limit_s]
-        for one in found:
-            self.begin(one, now_s)
-        return {one.key for one in found}
+        found = {one.key for one, since_s, _ in self.rows if now_s - since_s > one.limit_s}
+        self.rows = [
+            (one, now_s if one.key in found else since_s, begun_s) for one, since_s, begun_s in self.rows
+        ]
+        return found
 
     def next_s(self) -> float:
-        return min((since_s + one.limit_s for one, since_s in self.rows), default=math.inf)
+        return min((since_s + one.limit_s for one, since_s, _ in self.rows), default=math.inf)
 
 
 STEPS = st.lists(
@@ -209,8 +211,8 @@ def test_the_table_does_what_a_plain_list_does(steps: list[tuple[str, int, float
             assert set(found) == naive.expired(now_s)
         assert waits.next_s() == pytest.approx(naive.next_s())
         assert {(row.wait, row.waited_s) for row in waits.rows(now_s)} == {
-            (one, now_s - since_s) for one, since_s in naive.rows
+            (one, now_s - begun_s) for one, _, begun_s in naive.rows
         }
-        assert all((key in waits) == any(one.key == key for one, _ in naive.rows) for key in range(6))
-        phases = [(since_s, one.phase) for one, since_s in naive.rows if one.phase]
+        assert all((key in waits) == any(row[0].key == key for row in naive.rows) for key in range(6))
+        phases = [(begun_s, one.phase) for one, _, begun_s in naive.rows if one.phase]
         assert waits.phase() == max(phases, default=(0.0, ""))[1]

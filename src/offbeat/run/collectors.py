@@ -125,7 +125,10 @@ class Collectors:
 
     def _work_of(self, index: int, row: Collector) -> Wait:
         """Return the wait for the first ticket of a collector, however many it holds."""
-        limit_s = self._settings.async_training.generation_timeout
+        limit_s, setting = (
+            self._settings.async_training.generation_timeout,
+            "async_training.generation_timeout",
+        )
 
         def first() -> int:
             return next(iter(row.tickets), -1)
@@ -135,8 +138,8 @@ class Collectors:
             self._round,
             lambda: f"{row.name} (ticket {first()})",
             limit_s,
-            "async_training.generation_timeout",
-            lambda: self._kill(index, f"hung: ticket {first()} took more than {limit_s:g} s"),
+            setting,
+            lambda: self._kill(index, f"hung: ticket {first()} took more than {limit_s:g} s ({setting})"),
         )
 
     def busy_s(self, now_s: float) -> float:

@@ -262,12 +262,15 @@ class Driver:
         for event in events:
             if self.finish is None or isinstance(event, _AFTER_FINISH):
                 self._take(event)
+            elif isinstance(event, Published | PublishFailed):
+                self.waits.end("publish")
         if events:
             self._await_progress()
         self._take_requests()
         self.decide()
-        for wait in self.waits.expired(polled_s):
-            wait.expire()
+        if not self.finished:
+            for wait in self.waits.expired(polled_s):
+                wait.expire()
         for flush in self._flushes:
             flush()
         self._tell_faults()
@@ -375,8 +378,10 @@ class Driver:
         self.notice(f"publishing version {event.version} failed: {event.reason}")
 
     def _after_snapshot(self, event: SnapshotTaken, now_s: float) -> None:
-        self.waits.end("snapshot")
-        if result := self.saving.complete(event):
+        result = self.saving.complete(event)
+        if not self.saving.is_pending:
+            self.waits.end("snapshot")
+        if result:
             self.emit(result)
 
     def _after_learner_down(self, event: LearnerDown, now_s: float) -> None:

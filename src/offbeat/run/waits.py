@@ -56,7 +56,8 @@ class Waits:
     """The open rows. Those of one limit are in order of their start: a look at the first is enough."""
 
     def __init__(self) -> None:
-        self._by_limit: dict[float, dict[Hashable, tuple[Wait, float]]] = {}
+        # key -> wait, start of the time limit, start of the wait: these differ once the limit was over
+        self._by_limit: dict[float, dict[Hashable, tuple[Wait, float, float]]] = {}
         self._limits: dict[Hashable, float] = {}
 
     def __contains__(self, key: Hashable) -> bool:
@@ -64,6 +65,9 @@ class Waits:
 
     def begin(self, wait: Wait, now_s: float) -> None:
         """Open a row; one of the same key starts again."""
+        self._enter(wait, now_s, now_s)
+
+    def _enter(self, wait: Wait, since_s: float, begun_s: float) -> None:
         key, limit_s = wait.key, wait.limit_s
         before = self._limits.get(key)
         if before is not None:
@@ -72,7 +76,7 @@ class Waits:
         rows = self._by_limit.get(limit_s)
         if rows is None:
             rows = self._by_limit[limit_s] = {}
-        rows[key] = (wait, now_s)
+        rows[key] = (wait, since_s, begun_s)
 
     def end(self, key: Hashable) -> None:
         """Close a row, if it is open."""
@@ -83,39 +87,39 @@ class Waits:
     def shift(self, by_s: float) -> None:
         """Extend every deadline, by the time in which this process was suspended."""
         for rows in self._by_limit.values():
-            for key, (wait, since_s) in rows.items():
-                rows[key] = (wait, since_s + by_s)
+            for key, (wait, since_s, begun_s) in rows.items():
+                rows[key] = (wait, since_s + by_s, begun_s + by_s)
 
     def expired(self, now_s: float) -> list[Wait]:
-        """Return the rows whose limit is over; each starts again, so that it is named once."""
-        found: list[Wait] = []
+        """Return the rows whose limit is over; the limit of each starts again, so that it is named once."""
+        found: list[tuple[Wait, float]] = []
         for limit_s, rows in self._by_limit.items():
-            for wait, since_s in rows.values():
+            for wait, since_s, begun_s in rows.values():
                 if now_s - since_s <= limit_s:
                     break
-                found.append(wait)
-        for wait in found:
-            self.begin(wait, now_s)
-        return found
+                found.append((wait, begun_s))
+        for wait, begun_s in found:
+            self._enter(wait, now_s, begun_s)
+        return [wait for wait, _ in found]
 
     def next_s(self) -> float:
         """Return the earliest deadline; infinity when no row has one."""
         firsts = (next(iter(rows.values())) for rows in self._by_limit.values() if rows)
-        return min((since_s + wait.limit_s for wait, since_s in firsts), default=math.inf)
+        return min((since_s + wait.limit_s for wait, since_s, _ in firsts), default=math.inf)
 
     def rows(self, now_s: float) -> list[Pending]:
         """Return all open rows, the longest wait first."""
         pending = [
-            Pending(wait, now_s - since_s)
+            Pending(wait, now_s - begun_s)
             for rows in self._by_limit.values()
-            for wait, since_s in rows.values()
+            for wait, _, begun_s in rows.values()
         ]
         return sorted(pending, key=lambda row: -row.waited_s)
 
     def phase(self) -> str:
         """Return the phase of the run: the text of the newest row that has one, empty when it collects."""
         rows = (row for rows in self._by_limit.values() for row in rows.values())
-        return max(((since_s, wait.phase) for wait, since_s in rows if wait.phase), default=(0.0, ""))[1]
+        return max(((begun_s, wait.phase) for wait, _, begun_s in rows if wait.phase), default=(0.0, ""))[1]
 
 
 def describe_stall(headline: str, waits: Sequence[Pending], stacks: Mapping[str, str]) -> str:
