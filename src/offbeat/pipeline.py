@@ -21,7 +21,7 @@ from offbeat.pacing.events import DialTurned, GoalReached, Request, StopRequeste
 from offbeat.roles import Learner, PerWorker
 from offbeat.run.adapters import as_collect, as_evaluate, as_learn
 from offbeat.run.driver import Driver, StartPoint
-from offbeat.run.observers import attach, meter_maker
+from offbeat.run.observers import attach
 from offbeat.run.replay import ReplayOptions, ReplayReport, Stage, replay
 from offbeat.run.report import Report
 from offbeat.run.restarts import OpenRun, RestartPolicy, start_point
@@ -126,7 +126,7 @@ class Pipeline:
         """Make the driver of one start of the run."""
         spec, pace = self.spec(), Coordinator(self._pace)
         runtime, clock = make_runtime(self.settings.runtime.kind), SystemClock().now_s
-        driver = Driver(spec, pace, runtime, clock, self._requests, meter_maker(spec))
+        driver = Driver(spec, pace, runtime, clock, self._requests)
         attach(driver, point, self._about(), self._callbacks, self.control())
         return driver
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from offbeat.config.models import AsyncTrainingConfig, EvalConfig, RunSection, RuntimeConfig
 from offbeat.config.settings import Settings
-from offbeat.observe import Meter, RunControl, RunSummary
+from offbeat.observe import RunControl, RunSummary
 from offbeat.observe.callbacks import Callback
 from offbeat.pacing import Coordinator, PaceConfig
 from offbeat.pacing import events as pacing_events
@@ -181,13 +181,10 @@ class FakeRun:
         spec = RunSpec(unused, unused, unused, self.settings, 0, log_dir)  # type: ignore[arg-type]
         config = {"rounds": 3, "segments_per_round": num_workers, "num_collectors": num_workers, **pace}
         self.pace = make_pace(PaceConfig(**config))
-        self.driver = Driver(spec, self.pace, self.runtime, self.clock, self.requests, self._meter)
+        self.driver = Driver(spec, self.pace, self.runtime, self.clock, self.requests)
         self.seen: list[Event] = []
         self.driver.observe(dict.fromkeys(ALL_EVENTS, self._see))
         self.callbacks = tuple(callbacks)
-
-    def _meter(self, pace: Pace, collectors: Any, runtime: Any) -> Meter:
-        return Meter(self.settings.runtime.num_workers, pace, collectors.busy_s)
 
     def _see(self, event: Event, now_s: float) -> None:
         self.seen.append(event)

@@ -15,6 +15,7 @@ from typing import Any
 
 from offbeat.errors import CollectError, DivergedError, LearnerLost, StallError
 from offbeat.observe.meter import Meter
+from offbeat.observe.system import SystemMonitor
 from offbeat.pacing.actions import (
     Action,
     Checkpoint,
@@ -85,7 +86,7 @@ class Driver:
     """Drives one start of a run: a pace, a runtime, and observers around one loop.
 
     Two tables are its only books beside the pace's ledger: `Collectors` and `Waits`. ``requests`` are events
-    from any thread. ``meter`` measures; other observers are added with `observe`.
+    from any thread. The meter is its first observer; others are added with `observe`.
     """
 
     def __init__(
@@ -95,15 +96,21 @@ class Driver:
         runtime: Runtime,
         clock: Callable[[], float],
         requests: deque[Request],
-        meter: Callable[[Pace, Collectors, Runtime], Meter],
     ) -> None:
-        settings = spec.settings
+        settings, monitor = spec.settings, SystemMonitor()
         self.spec, self.pace, self.clock = spec, pace, clock
         self.waits = Waits()
         self.collectors = Collectors(
             settings, self.waits, self._start_collector, runtime.kill_collector, lambda: pace.version
         )
-        self.meter = meter(pace, self.collectors, runtime)
+        self.meter = Meter(
+            spec.num_collectors,
+            pace,
+            self.collectors.busy_s,
+            staleness_threshold=settings.async_training.staleness_threshold,
+            pauses_for_eval=not settings.async_training.enable_async_eval,
+            system=lambda now_s: monitor.read(now_s, lambda: runtime.pids().values()),
+        )
         self.saving = Saving(spec.directory, settings.checkpoint, self._capture, clock)
         self.faults: deque[str] = deque()  # of files, from any thread
         self.persistent_requests: list[Request] = []  # hold for the whole run, also when it is restarted

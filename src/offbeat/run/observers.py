@@ -11,31 +11,8 @@ from offbeat.observe.callbacks import Callback, CallbackObserver, RunControl, Ru
 from offbeat.observe.console import make_console
 from offbeat.observe.events import ScheduleLog
 from offbeat.observe.journal import Journal
-from offbeat.observe.meter import Meter
 from offbeat.observe.schedule import ScheduleRecorder
-from offbeat.observe.system import SystemMonitor
-from offbeat.pacing.actions import Pace
-from offbeat.run.collectors import Collectors
 from offbeat.run.driver import Driver, StartPoint
-from offbeat.runtime.base import Runtime
-from offbeat.runtime.spec import RunSpec
-
-
-def meter_maker(spec: RunSpec) -> Callable[[Pace, Collectors, Runtime], Meter]:
-    """Return what makes the meter of a driver."""
-
-    def make(pace: Pace, collectors: Collectors, runtime: Runtime) -> Meter:
-        dial, monitor = spec.settings.async_training, SystemMonitor()
-        return Meter(
-            spec.num_collectors,
-            pace,
-            collectors.busy_s,
-            staleness_threshold=dial.staleness_threshold,
-            pauses_for_eval=not dial.enable_async_eval,
-            system=lambda now_s: monitor.read(now_s, lambda: runtime.pids().values()),
-        )
-
-    return make
 
 
 def attach(

@@ -14,7 +14,7 @@ from offbeat.observe.events import read_schedule
 from offbeat.pacing.events import Request
 from offbeat.pacing.recorded import Difference, RecordedPace, Schedule
 from offbeat.run.driver import Driver, StartPoint
-from offbeat.run.observers import attach, meter_maker
+from offbeat.run.observers import attach
 from offbeat.run.restarts import OpenRun, RestartPolicy
 from offbeat.run.saving import learner_digest
 from offbeat.runtime import make_runtime
@@ -105,7 +105,7 @@ def _repeat(
 ) -> StartPoint:
     """Drive one stage of a replay; return where the next one continues."""
     requests: deque[Request] = deque()
-    driver = Driver(spec, pace, make_runtime(kind), clock.now_s, requests, meter_maker(spec))
+    driver = Driver(spec, pace, make_runtime(kind), clock.now_s, requests)
     attach(driver, point, summary, callbacks, _no_control(), quiet=True)
     no_restarts = RestartPolicy(spec.settings.run, None, clock)
     with OpenRun(lambda _: driver, point, no_restarts, requests, spec.directory) as run:
