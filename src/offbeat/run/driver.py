@@ -126,6 +126,8 @@ class Driver:
         self._states: list[Callable[[], dict[str, StateTree]]] = []
         self._has_started = False
         self._evaluating: int | None = None
+        limit_s, setting = settings.async_training.batch_timeout, "async_training.batch_timeout"
+        self._progress = Wait("progress", self._round, "any event", limit_s, setting, self._no_progress)
         self._wake_s: float | None = None
         self._begun_s = self._left_s = clock()
         self._checks: dict[type, Callable[[Any], Event | None]] = {
@@ -462,6 +464,9 @@ class Driver:
 
     # ------------------------------------------------------------ waits
 
+    def _round(self) -> str:
+        return f"round {self.pace.version}"
+
     def _timeout_s(self, most_s: float, now_s: float) -> float:
         if self._requests:
             return 0.0
@@ -476,9 +481,7 @@ class Driver:
         return now_s
 
     def _await_progress(self) -> None:
-        limit_s = self.spec.settings.async_training.batch_timeout
-        row = ("progress", f"round {self.pace.version}", "any event", limit_s, "async_training.batch_timeout")
-        self.waits.begin(Wait(*row, self._no_progress), self.clock())
+        self.waits.begin(self._progress, self.clock())
 
     def _no_progress(self) -> None:
         """Stall, unless something with a deadline of its own is under way or nothing was asked for."""
