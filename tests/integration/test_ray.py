@@ -26,6 +26,7 @@ from offbeat.config.models import (
     TrainerConfig,
 )
 from offbeat.errors import CollectError, ConfigError, LearnerLost, OffbeatError, TrainError
+from offbeat.observe.events import read_schedule
 from offbeat.pacing.events import Published, RoundTrained, SegmentArrived
 from offbeat.pipeline import Settings
 from offbeat.roles import WorkerContext
@@ -246,6 +247,11 @@ def test_recipe_gives_the_same_weights_and_its_files(small_run: Run, shared_ray:
     on_ray = small_run({"runtime.kind": "ray", "eval.interval_rounds": 3}, name="ray")
     assert on_ray.digest == inline.digest
     assert (on_ray.run_dir / "logs" / "worker_0.log").exists()
+    checksums = [
+        [record["weights"] for record in read_schedule(run.run_dir / "schedule.jsonl") if "weights" in record]
+        for run in (inline, on_ray)
+    ]
+    assert len(checksums[0]) == inline.rounds and checksums[0] == checksums[1]
 
 
 @pytest.mark.parametrize("degree", [pytest.param(0, marks=pytest.mark.slow), 2])
