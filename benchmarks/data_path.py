@@ -29,6 +29,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
@@ -118,13 +119,8 @@ class Writer:
         pass
 
 
-@dataclass(frozen=True, slots=True)
-class MakeWriter:
-    num_bytes: int
-    copies: Copies
-
-    def __call__(self, context: WorkerContext) -> Writer:
-        return Writer(self.num_bytes, self.copies)
+def make_writer(num_bytes: int, copies: Copies, context: WorkerContext) -> Writer:
+    return Writer(num_bytes, copies)
 
 
 @dataclass(slots=True)
@@ -168,7 +164,7 @@ def hand_over(num_bytes: int, copies: Copies, count: int) -> float:
     """Bytes per second from the workers to this process through the runtime alone."""
     reader, runtime = Reader(num_bytes, copies), ProcessRuntime()
     spec = RunSpec(
-        collect=PerWorker(MakeWriter(num_bytes, copies)),
+        collect=PerWorker(partial(make_writer, num_bytes, copies)),
         learn=PerWorker(lambda context: reader),
         evaluate=None,
         settings=Settings(runtime=RuntimeConfig(num_workers=NUM_WORKERS)),
@@ -231,7 +227,7 @@ def latency_s(num_bytes: int, rounds: int) -> float:
 def _run(num_bytes: int, copies: Copies, rounds: int, segments: int, degree: int) -> Reader:
     reader = Reader(num_bytes, copies)
     Pipeline(
-        collect=PerWorker(MakeWriter(num_bytes, copies)),
+        collect=PerWorker(partial(make_writer, num_bytes, copies)),
         train=reader,
         off_policy_degree=degree,
         runtime="processes",

@@ -24,11 +24,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import psutil
 from common import conclude, median, parser, say
-from data_path import PAGE, MakeWriter
+from data_path import PAGE, make_writer
 
 import offbeat.runtime.ray  # noqa: F401  (its import belongs to nobody's start-up)
 from offbeat.observe.callbacks import Callback, RoundInfo
@@ -95,7 +96,7 @@ def time_run(kind: Kind, num_bytes: int, rounds: int, segments: int, degree: int
     """Run a pipeline and time its rounds."""
     clock = Clock(rounds)
     pipeline = Pipeline(
-        collect=PerWorker(MakeWriter(num_bytes, "in")),
+        collect=PerWorker(partial(make_writer, num_bytes, "in")),
         train=PerWorker(Touch),
         off_policy_degree=degree,
         runtime=kind,

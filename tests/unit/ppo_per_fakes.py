@@ -4,7 +4,7 @@ import numpy as np
 
 from offbeat.algorithms.ppo.collector import PPOCollector, segment_spec
 from offbeat.algorithms.ppo_per import PPOPERConfig
-from offbeat.algorithms.ppo_per.build import MakeExplore
+from offbeat.algorithms.ppo_per.build import make_explore
 from offbeat.algorithms.ppo_per.items import item_spec
 from offbeat.algorithms.ppo_per.learner import PPOPERLearner
 from offbeat.config.models import AsyncTrainingConfig, EnvConfig, RunConfig, RunSection, RuntimeConfig
@@ -49,7 +49,7 @@ def spec_for(config, world):
 def make_collector(config, world):
     """A collector that explores as the settings say."""
     spec = spec_for(config, world)
-    return PPOCollector(config, world, spec, make_actor(spec), MakeExplore(config)(spec))
+    return PPOCollector(config, world, spec, make_actor(spec), make_explore(config, spec))
 
 
 def make_learner(config, world, seed=0, ranks=None, staleness_threshold=0):

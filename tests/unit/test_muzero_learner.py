@@ -256,7 +256,9 @@ def test_errors_become_priorities(recipe: str) -> None:
 def test_searches_anew_begin_where_those_began_that_chose_the_actions(recipe: str) -> None:
     context = {"algorithm.context_length": 2} if "unizero" in recipe else {}
     anew = {"algorithm.segments_per_round": 2, "algorithm.reanalyse.segments_per_round": 1}
-    roles = roles_of(recipe, **context, **anew, **{"algorithm.num_steps": 12})
+    changes = {**SMALL, **context, **anew, "algorithm.num_steps": 12}
+    config = offbeat.load_config(recipe, overrides=changes)
+    roles = make_roles(config)
     learner, collector = roles.learner(SingleRank()), roles.collect.make(WorkerContext(0, 1, 1))
     searched: list[tuple[Roots, Any]] = []
 
@@ -268,13 +270,13 @@ def test_searches_anew_begin_where_those_began_that_chose_the_actions(recipe: st
             return plan
 
     collector._planner.__class__ = Listening
-    numbers = [number for number in range(60) if reanalysis_turn(number, roles.collect.make.config) is None]
+    numbers = [number for number in range(60) if reanalysis_turn(number, config) is None]
     for version, number in enumerate(numbers[:5]):  # long enough for episodes to end
         segment = collector.collect(Ticket(number, 0, version, version, number), learner.weights())
         learner.train(Batch(version, (segment,), 2))
     played, weights = list(searched), published(learner)
     searched.clear()
-    ticket = next(number for number in range(60) if reanalysis_turn(number, roles.collect.make.config) == 0)
+    ticket = next(number for number in range(60) if reanalysis_turn(number, config) == 0)
     found = collector.collect(Ticket(ticket, 0, 5, 5, ticket), weights).data
     assert (found["stream"] >= 0).all() and len(searched) == 12
     is_late = 0

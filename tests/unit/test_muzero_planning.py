@@ -10,9 +10,11 @@ import pytest
 import torch
 
 import offbeat
+from offbeat.algorithms.muzero.build import PARTS as MUZERO
 from offbeat.algorithms.muzero.fitting import fit_environment, players
 from offbeat.algorithms.muzero.lane import Roots
 from offbeat.algorithms.muzero.planning import Planner, draw_actions
+from offbeat.algorithms.unizero.build import PARTS as UNIZERO
 from offbeat.algorithms.unizero.planning import UniZeroPlanner
 from offbeat.errors import ConfigError, EnvError, OffbeatError
 from offbeat.roles import SingleRank, WorkerContext
@@ -33,7 +35,8 @@ def planner_of(recipe: str, num_trees: int, **changes: Any) -> tuple[Planner, An
     config = offbeat.load_config(recipe, overrides={**SMALL, **changes})
     roles = make_roles(config)
     weights = roles.learner(SingleRank()).weights()
-    made: Planner = roles.collect.make.parts.planner(config, fit_environment(config), num_trees, 0)
+    parts = UNIZERO if "unizero" in recipe else MUZERO
+    made = parts.planner(config, fit_environment(config), num_trees, 0)
     made.load(weights)
     return made, config
 

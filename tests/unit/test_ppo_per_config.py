@@ -13,7 +13,7 @@ import offbeat
 from offbeat import algorithms
 from offbeat.algorithms.ppo import PPOConfig
 from offbeat.algorithms.ppo_per import ALGORITHM, PPOPERConfig
-from offbeat.algorithms.ppo_per.build import MakeExplore, replay_bytes
+from offbeat.algorithms.ppo_per.build import make_explore, replay_bytes
 from offbeat.algorithms.ppo_per.config import per_config
 from offbeat.config.models import EnvConfig, RunConfig, RunSection
 from offbeat.errors import ConfigError
@@ -190,14 +190,14 @@ def test_memory_is_told_before_the_run_and_refused_if_there_is_not_enough(monkey
 def test_exploration_is_for_discrete_actions(case):
     _, observation_space, action_space = CASES[case]
     spec = network_spec(NetworkConfig(), observation_space, action_space)
-    assert MakeExplore(PPOPERConfig())(spec) is None, "nothing stands between policy and actions"
-    explores = MakeExplore(PPOPERConfig(explore_temperature=2.0))
+    assert make_explore(PPOPERConfig(), spec) is None, "nothing stands between policy and actions"
+    config = PPOPERConfig(explore_temperature=2.0)
     if case == "gaussian":
         with pytest.raises(ConfigError, match="for discrete actions: leave them at 0 and 1"):
-            explores(spec)
+            make_explore(config, spec)
         return
     outputs = np.random.default_rng(0).normal(size=(3, spec.actions.num_outputs)).astype(np.float32)
-    flatter = explores(spec)(outputs, 0)
+    flatter = make_explore(config, spec)(outputs, 0)
     assert flatter.shape == outputs.shape
     assert np.ptp(flatter) < np.ptp(outputs)
 

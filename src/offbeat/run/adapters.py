@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from offbeat.errors import ConfigError
@@ -64,15 +64,9 @@ def named_metrics(result: Any, family: str, default: str) -> Metrics:
     return {name if "/" in name else f"{family}/{name}": float(value) for name, value in result.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class _Plain:
-    """Makes an adapter in the worker, around a function or object that travels there."""
-
-    adapter: Callable[[Any], Any]
-    target: Any
-
-    def __call__(self, context: WorkerContext) -> Any:
-        return self.adapter(self.target)
+def _adapt(adapter: Callable[[Any], Any], target: Any, context: WorkerContext) -> Any:
+    """Make an adapter in the worker, around a function or object that travels there."""
+    return adapter(target)
 
 
 def as_collect(collect: Any) -> PerWorker[Any]:
@@ -83,7 +77,7 @@ def as_collect(collect: Any) -> PerWorker[Any]:
         raise ConfigError(
             f"collect must be a function (ticket, weights), a role or PerWorker, not {collect!r}"
         )
-    return PerWorker(_Plain(_own_copy, collect))
+    return PerWorker(partial(_adapt, _own_copy, collect))
 
 
 def as_learn(train: Any, weights: Callable[[], Any] | None) -> PerWorker[Learner]:
@@ -91,28 +85,25 @@ def as_learn(train: Any, weights: Callable[[], Any] | None) -> PerWorker[Learner
     if isinstance(train, PerWorker):
         return train
     if isinstance(train, Learner):
-        return PerWorker(_Plain(_itself, train))
+        return PerWorker(partial(_adapt, _itself, train))
     weights = weights or getattr(train, "weights", None)
     train = getattr(train, "train", train)
     if weights is None or not callable(train):
         raise ConfigError("Pipeline needs weights=: a function that returns what collectors act with")
-    return PerWorker(_MakeLearner(train, weights))
+    return PerWorker(partial(_make_learner, train, weights))
 
 
-@dataclass(frozen=True, slots=True)
-class _MakeLearner:
-    train: Callable[[list[Any]], Any]
-    weights: Callable[[], Any]
-
-    def __call__(self, context: WorkerContext) -> Learner:
-        return PlainLearner(self.train, self.weights)
+def _make_learner(
+    train: Callable[[list[Any]], Any], weights: Callable[[], Any], context: WorkerContext
+) -> Learner:
+    return PlainLearner(train, weights)
 
 
 def as_evaluate(evaluate: Any) -> PerWorker[Evaluator] | None:
     """Accept None, a function, an object with ``evaluate``, or a `PerWorker`."""
     if evaluate is None or isinstance(evaluate, PerWorker):
         return evaluate
-    return PerWorker(_Plain(PlainEvaluator, getattr(evaluate, "evaluate", evaluate)))
+    return PerWorker(partial(_adapt, PlainEvaluator, getattr(evaluate, "evaluate", evaluate)))
 
 
 def _itself(target: Any) -> Any:

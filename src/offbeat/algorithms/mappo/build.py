@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from offbeat.algorithms.base import Roles
 from offbeat.algorithms.mappo.collector import SkillLayer, TeamCollector
@@ -76,71 +77,42 @@ def fit_to_env(config: RunConfig, parts: Parts) -> TeamSpec:
         team.close()
 
 
-@dataclass(frozen=True, slots=True)
-class MakeCollector:
-    """Makes a lane's collector inside its worker."""
-
-    config: RunConfig
-    parts: Parts
-
-    def __call__(self, context: WorkerContext) -> TeamCollector:
-        """Make the lane's environments and its actor."""
-        team = make_team(self.config.env, self.config.envs_per_worker)
-        spec = self.parts.fit(self.config, team)
-        layer = None if self.parts.layer is None else self.parts.layer(self.config, spec)
-        total_envs = envs_per_round(self.config)
-        return TeamCollector(mappo_config(self.config), team, spec, total_envs=total_envs, layer=layer)
+def make_collector(config: RunConfig, parts: Parts, context: WorkerContext) -> TeamCollector:
+    """Make a collector with its environments and its actor, inside its worker."""
+    team = make_team(config.env, config.envs_per_worker)
+    spec = parts.fit(config, team)
+    layer = None if parts.layer is None else parts.layer(config, spec)
+    return TeamCollector(mappo_config(config), team, spec, total_envs=envs_per_round(config), layer=layer)
 
 
-@dataclass(frozen=True, slots=True)
-class MakeLearner:
-    """Makes the learner inside its process; only then is torch imported."""
-
-    config: RunConfig
-    parts: Parts
-
-    def __call__(self, ranks: Ranks) -> Learner:
-        """Make networks and optimizers."""
-        return self.parts.learner(self.config)
+def make_learner(config: RunConfig, parts: Parts, ranks: Ranks) -> Learner:
+    """Make the learner inside its process; only then is torch imported."""
+    return parts.learner(config)
 
 
-@dataclass(frozen=True, slots=True)
-class MakeEvaluator:
-    """Makes the evaluator inside its worker."""
-
-    config: RunConfig
-    parts: Parts
-
-    def __call__(self, context: WorkerContext) -> TeamEvaluator:
-        """Make the evaluator's own environments and policy."""
-        judged = self.config.eval
-        team = make_team(self.config.eval_env, min(judged.num_envs, judged.episodes))
-        spec = self.parts.fit(self.config, team)
-        witness = None if self.parts.witness is None else self.parts.witness(spec)
-        return TeamEvaluator(judged, team, self.parts.policy(self.config, spec), witness)
+def make_evaluator(config: RunConfig, parts: Parts, context: WorkerContext) -> TeamEvaluator:
+    """Make the evaluator with its own environments and policy, inside its worker."""
+    settings = config.eval
+    team = make_team(config.eval_env, min(settings.num_envs, settings.episodes))
+    spec = parts.fit(config, team)
+    witness = None if parts.witness is None else parts.witness(spec)
+    return TeamEvaluator(settings, team, parts.policy(config, spec), witness)
 
 
-@dataclass(frozen=True, slots=True)
-class MakePolicy:
-    """Turns published weights of a run into a policy."""
-
-    config: RunConfig
-    parts: Parts
-
-    def __call__(self, weights: Mapping[str, Array]) -> TeamPolicy:
-        """Fit the run's networks to its environment and load the weights."""
-        policy = self.parts.policy(self.config, fit_to_env(self.config, self.parts))
-        policy.load(weights)
-        return policy
+def make_policy(config: RunConfig, parts: Parts, weights: Mapping[str, Array]) -> TeamPolicy:
+    """Fit the run's networks to its environment and load published weights."""
+    policy = parts.policy(config, fit_to_env(config, parts))
+    policy.load(weights)
+    return policy
 
 
 def make_roles(config: RunConfig, parts: Parts) -> Roles:
     """The roles of a run whose agents are a team; ``config`` has its algorithm's settings resolved."""
     return Roles(
-        collect=PerWorker(MakeCollector(config, parts)),
-        learner=MakeLearner(config, parts),
-        evaluate=PerWorker(MakeEvaluator(config, parts)),
-        policy=MakePolicy(config, parts),
+        collect=PerWorker(partial(make_collector, config, parts)),
+        learner=partial(make_learner, config, parts),
+        evaluate=PerWorker(partial(make_evaluator, config, parts)),
+        policy=partial(make_policy, config, parts),
         mode="stream",
         segments_per_round=config.segments_per_round,
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from offbeat.algorithms.base import Roles
 from offbeat.algorithms.muzero.config import planning_config
 from offbeat.algorithms.muzero.fitting import Fit
-from offbeat.algorithms.muzero.parts import Build, Parts
+from offbeat.algorithms.muzero.parts import Parts, make_roles
 from offbeat.config.models import RunConfig
 from offbeat.roles import Learner
 
@@ -32,4 +33,9 @@ def _learner(config: RunConfig, fit: Fit) -> Learner:
     return make_learner(config, fit)
 
 
-build = Build(Parts(_planner, _learner))
+PARTS = Parts(_planner, _learner)
+
+
+def build(config: RunConfig) -> Roles:
+    """Make the roles of a run of MuZero."""
+    return make_roles(config, PARTS)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -23,6 +24,7 @@ from offbeat.types import Array
 
 if TYPE_CHECKING:
     from offbeat.algorithms.muzero.planning import Planner
+    from offbeat.algorithms.muzero.policy import MuZeroPolicy
 
 MakePlanner = Callable[[int], "Planner"]
 """Makes a planner for so many roots."""
@@ -39,95 +41,61 @@ class Parts:
     learner: Callable[[RunConfig, Fit], Learner]
 
 
-@dataclass(frozen=True, slots=True)
-class MakeCollector:
-    """Makes a lane's collector inside its worker."""
+def make_collector(config: RunConfig, parts: Parts, context: WorkerContext) -> SerialCollector:
+    """Make a collector with its environments and its planner, inside its worker."""
+    from offbeat.algorithms.muzero.collector import MuZeroCollector
 
-    config: RunConfig
-    parts: Parts
-
-    def __call__(self, context: WorkerContext) -> SerialCollector:
-        """Make the lane's environments and its planner."""
-        from offbeat.algorithms.muzero.collector import MuZeroCollector
-
-        algorithm = planning_config(self.config)
-        world = make_world(self.config.env, self.config.envs_per_worker)
-        fitted = fit(algorithm, world, self.config.env.id)
-        planner = self.parts.planner(self.config, fitted, world.num_envs, context.collector)
-        return MuZeroCollector(self.config, algorithm, world, fitted, planner)
+    algorithm = planning_config(config)
+    world = make_world(config.env, config.envs_per_worker)
+    fitted = fit(algorithm, world, config.env.id)
+    planner = parts.planner(config, fitted, world.num_envs, context.collector)
+    return MuZeroCollector(config, algorithm, world, fitted, planner)
 
 
-@dataclass(frozen=True, slots=True)
-class MakeEvaluator:
-    """Makes the evaluator inside its worker."""
+def make_evaluator(config: RunConfig, parts: Parts, context: WorkerContext) -> Evaluator:
+    """Make the evaluator with its own environments and planner, inside its worker."""
+    from offbeat.algorithms.muzero.evaluator import MuZeroEvaluator
 
-    config: RunConfig
-    parts: Parts
-
-    def __call__(self, context: WorkerContext) -> Evaluator:
-        """Make the evaluator's own environments and planner."""
-        from offbeat.algorithms.muzero.evaluator import MuZeroEvaluator
-
-        algorithm, judged = planning_config(self.config), self.config.eval
-        # Networks and turns are those of the environments that were trained in.
-        fitted = fit_environment(self.config)
-        world = make_world(self.config.eval_env, min(judged.num_envs, judged.episodes))
-        planner = self.parts.planner(self.config, fitted, world.num_envs, None)
-        return MuZeroEvaluator(judged, algorithm, world, fitted, planner)
+    algorithm, settings = planning_config(config), config.eval
+    # Networks and turns are those of the environments that were trained in.
+    fitted = fit_environment(config)
+    world = make_world(config.eval_env, min(settings.num_envs, settings.episodes))
+    planner = parts.planner(config, fitted, world.num_envs, None)
+    return MuZeroEvaluator(settings, algorithm, world, fitted, planner)
 
 
-@dataclass(frozen=True, slots=True)
-class MakeLearner:
-    """Makes the learner inside its process."""
-
-    config: RunConfig
-    parts: Parts
-
-    def __call__(self, ranks: Ranks) -> Learner:
-        """Make model, optimizer and replay."""
-        return self.parts.learner(self.config, fit_environment(self.config))
+def make_learner(config: RunConfig, parts: Parts, ranks: Ranks) -> Learner:
+    """Make the learner with model, optimizer and replay, inside its process."""
+    return parts.learner(config, fit_environment(config))
 
 
-@dataclass(frozen=True, slots=True)
-class MakePolicy:
-    """Turns published weights of a run into a policy."""
+def make_policy(config: RunConfig, parts: Parts, weights: Mapping[str, Array]) -> MuZeroPolicy:
+    """Fit the run's model to its environment and load published weights."""
+    from offbeat.algorithms.muzero.policy import MuZeroPolicy
 
-    config: RunConfig
-    parts: Parts
+    fitted = fit_environment(config)
 
-    def __call__(self, weights: Mapping[str, Array]) -> Any:
-        """Fit the run's model to its environment and load the weights."""
-        from offbeat.algorithms.muzero.policy import MuZeroPolicy
+    def make(num_trees: int) -> Planner:
+        planner = parts.planner(config, fitted, num_trees, None)
+        planner.load(weights)
+        return planner
 
-        fitted = fit_environment(self.config)
-
-        def make(num_trees: int) -> Planner:
-            planner = self.parts.planner(self.config, fitted, num_trees, None)
-            planner.load(weights)
-            return planner
-
-        return MuZeroPolicy(planning_config(self.config), fitted, make, seed=self.config.run.seed)
+    return MuZeroPolicy(planning_config(config), fitted, make, seed=config.run.seed)
 
 
-@dataclass(frozen=True, slots=True)
-class Build:
-    """Makes the roles of a run from an algorithm's parts."""
-
-    parts: Parts
-
-    def __call__(self, config: RunConfig) -> Roles:
-        """The roles of a run."""
-        algorithm = planning_config(config)
-        return Roles(
-            collect=PerWorker(MakeCollector(config, self.parts)),
-            learner=MakeLearner(config, self.parts),
-            evaluate=PerWorker(MakeEvaluator(config, self.parts)),
-            policy=MakePolicy(config, self.parts),
-            mode="replay",
-            segments_per_round=config.segments_per_round,
-            replay_ratio=1 / config.segments_per_round,
-            min_segments=algorithm.min_segments(config),
-        )
+def make_roles(config: RunConfig, parts: Parts) -> Roles:
+    """Make the roles of a run from an algorithm's parts."""
+    algorithm = planning_config(config)
+    return Roles(
+        collect=PerWorker(partial(make_collector, config, parts)),
+        learner=partial(make_learner, config, parts),
+        evaluate=PerWorker(partial(make_evaluator, config, parts)),
+        policy=partial(make_policy, config, parts),
+        mode="replay",
+        segments_per_round=config.segments_per_round,
+        replay_ratio=1 / config.segments_per_round,
+        min_segments=algorithm.min_segments(config),
+    )
 
 
 def replay_bytes(config: RunConfig) -> int:

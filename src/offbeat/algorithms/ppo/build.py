@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 
 from offbeat.algorithms.base import Roles
 from offbeat.algorithms.ppo.augment import make_augment
-from offbeat.algorithms.ppo.collector import MakeCollector
+from offbeat.algorithms.ppo.collector import make_collector
 from offbeat.algorithms.ppo.config import ppo_config
-from offbeat.algorithms.ppo.evaluator import MakeEvaluator
-from offbeat.algorithms.ppo.policy import MakePolicy, environment_spec
+from offbeat.algorithms.ppo.evaluator import make_evaluator
+from offbeat.algorithms.ppo.policy import environment_spec, make_policy
 from offbeat.config.models import RunConfig
 from offbeat.models.spec import device_for
 from offbeat.roles import Learner, PerWorker, Ranks
 
 
-@dataclass(frozen=True, slots=True)
-class MakeLearner:
-    """Makes the learner inside its process; only then is torch imported."""
+def _make_learner(config: RunConfig, ranks: Ranks) -> Learner:
+    """Make the learner inside its process; only then is torch imported."""
+    from offbeat.algorithms.ppo.learner import make_learner
 
-    config: RunConfig
-
-    def __call__(self, ranks: Ranks) -> Learner:
-        """Make actor, critic and optimizer."""
-        from offbeat.algorithms.ppo.learner import make_learner
-
-        return make_learner(self.config, ranks)
+    return make_learner(config, ranks)
 
 
 def check(config: RunConfig) -> None:
@@ -38,10 +32,10 @@ def build(config: RunConfig) -> Roles:
     """The roles of a PPO run."""
     config = config.model_copy(update={"algorithm": ppo_config(config)})
     return Roles(
-        collect=PerWorker(MakeCollector(config)),
-        learner=MakeLearner(config),
-        evaluate=PerWorker(MakeEvaluator(config)),
-        policy=MakePolicy(config),
+        collect=PerWorker(partial(make_collector, config)),
+        learner=partial(_make_learner, config),
+        evaluate=PerWorker(partial(make_evaluator, config)),
+        policy=partial(make_policy, config),
         mode="stream",
         segments_per_round=config.segments_per_round,
         data_parallel=True,

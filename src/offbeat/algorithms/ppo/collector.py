@@ -188,18 +188,14 @@ def _finished(returns: NDArray[np.float64], lengths: NDArray[np.int64], ended: B
     return Episodes(tuple(total for total, _ in found), tuple(length for _, length in found))
 
 
-@dataclass(frozen=True, slots=True)
-class MakeCollector:
-    """Makes a lane's collector inside its worker."""
-
-    config: RunConfig
-    explore: Callable[[NetworkSpec], Explore | None] | None = None
-
-    def __call__(self, context: WorkerContext) -> PPOCollector:
-        """Make the lane's environments and its actor."""
-        algorithm = ppo_config(self.config)
-        world = make_world(self.config.env, self.config.envs_per_worker)
-        spec = network_spec(algorithm.network, world.single_observation_space, world.single_action_space)
-        actor = make_actor(spec, num_threads=self.config.runtime.worker_torch_threads)
-        explore = None if self.explore is None else self.explore(spec)
-        return PPOCollector(algorithm, world, spec, actor, explore)
+def make_collector(
+    config: RunConfig,
+    context: WorkerContext,
+    make_explore: Callable[[NetworkSpec], Explore | None] = lambda spec: None,
+) -> PPOCollector:
+    """Make a collector with its environments and its actor, inside its worker."""
+    algorithm = ppo_config(config)
+    world = make_world(config.env, config.envs_per_worker)
+    spec = network_spec(algorithm.network, world.single_observation_space, world.single_action_space)
+    actor = make_actor(spec, num_threads=config.runtime.worker_torch_threads)
+    return PPOCollector(algorithm, world, spec, actor, make_explore(spec))

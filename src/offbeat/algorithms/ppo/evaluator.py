@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -64,16 +63,10 @@ class PPOEvaluator:
         return head.to_env(head.sample(outputs, head.noise(rng, 1, len(obs))[0]), stored), memory
 
 
-@dataclass(frozen=True, slots=True)
-class MakeEvaluator:
-    """Makes the evaluator inside its worker."""
-
-    config: RunConfig
-
-    def __call__(self, context: WorkerContext) -> PPOEvaluator:
-        """Make the evaluator's own environments and actor."""
-        algorithm, judged = ppo_config(self.config), self.config.eval
-        world = make_world(self.config.eval_env, min(judged.num_envs, judged.episodes))
-        spec = network_spec(algorithm.network, world.single_observation_space, world.single_action_space)
-        actor = make_actor(spec, num_threads=self.config.runtime.worker_torch_threads)
-        return PPOEvaluator(judged, world, spec, actor)
+def make_evaluator(config: RunConfig, context: WorkerContext) -> PPOEvaluator:
+    """Make the evaluator with its own environments and actor, inside its worker."""
+    network, settings = ppo_config(config).network, config.eval
+    world = make_world(config.eval_env, min(settings.num_envs, settings.episodes))
+    spec = network_spec(network, world.single_observation_space, world.single_action_space)
+    actor = make_actor(spec, num_threads=config.runtime.worker_torch_threads)
+    return PPOEvaluator(settings, world, spec, actor)

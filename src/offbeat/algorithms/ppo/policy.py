@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -54,15 +53,9 @@ class PPOPolicy:
         raise OffbeatError(f"expected an observation of shape {shape} or a batch of them, got {obs.shape}")
 
 
-@dataclass(frozen=True, slots=True)
-class MakePolicy:
-    """Turns published weights of a run into a policy."""
-
-    config: RunConfig
-
-    def __call__(self, weights: Mapping[str, Array]) -> PPOPolicy:
-        """Fit the run's network to its environment and load the weights."""
-        return PPOPolicy(environment_spec(self.config), weights, seed=self.config.run.seed)
+def make_policy(config: RunConfig, weights: Mapping[str, Array]) -> PPOPolicy:
+    """Fit the run's network to its environment and load published weights."""
+    return PPOPolicy(environment_spec(config), weights, seed=config.run.seed)
 
 
 def environment_spec(config: RunConfig) -> NetworkSpec:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 
 import psutil
 
 from offbeat.algorithms.base import Roles
 from offbeat.algorithms.ppo.augment import make_augment
-from offbeat.algorithms.ppo.collector import Explore, MakeCollector, segment_spec
-from offbeat.algorithms.ppo.evaluator import MakeEvaluator
-from offbeat.algorithms.ppo.policy import MakePolicy, environment_spec
+from offbeat.algorithms.ppo.collector import Explore, make_collector, segment_spec
+from offbeat.algorithms.ppo.evaluator import make_evaluator
+from offbeat.algorithms.ppo.policy import environment_spec, make_policy
 from offbeat.algorithms.ppo_per.config import PPOPERConfig, per_config
 from offbeat.algorithms.ppo_per.items import item_spec
 from offbeat.config.models import RunConfig
@@ -21,44 +21,32 @@ from offbeat.replay.prioritized import PrioritizedReplay
 from offbeat.roles import Learner, PerWorker, Ranks
 
 
-@dataclass(frozen=True, slots=True)
-class MakeLearner:
-    """Makes the learner inside its process; only then is torch imported."""
+def _make_learner(config: RunConfig, ranks: Ranks) -> Learner:
+    """Make the learner inside its process; only then is torch imported."""
+    from offbeat.algorithms.ppo_per.make import make_learner
 
-    config: RunConfig
-
-    def __call__(self, ranks: Ranks) -> Learner:
-        """Make actor, critic, optimizer and replay."""
-        from offbeat.algorithms.ppo_per.make import make_learner
-
-        return make_learner(self.config, ranks)
+    return make_learner(config, ranks)
 
 
-@dataclass(frozen=True, slots=True)
-class MakeExplore:
-    """Makes what stands between a policy's outputs and the actions drawn, by the version that acts."""
-
-    config: PPOPERConfig
-
-    def __call__(self, spec: NetworkSpec) -> Explore | None:
-        """None where the policy itself is acted with."""
-        config, head = self.config, spec.actions
-        if config.explore_epsilon == 0 and config.explore_temperature == 1:
-            return None
-        if not isinstance(head, Explores):
-            raise ConfigError(
-                "explore_epsilon and explore_temperature are for discrete actions: leave them at 0 and 1"
-            )
-        explore, temperature = head.explore, config.explore_temperature
-        return lambda outputs, version: explore(
-            outputs, temperature=temperature, epsilon=config.epsilon_at(version)
+def make_explore(config: PPOPERConfig, spec: NetworkSpec) -> Explore | None:
+    """Make the exploration between a policy's outputs and the actions drawn; None: there is none."""
+    head = spec.actions
+    if config.explore_epsilon == 0 and config.explore_temperature == 1:
+        return None
+    if not isinstance(head, Explores):
+        raise ConfigError(
+            "explore_epsilon and explore_temperature are for discrete actions: leave them at 0 and 1"
         )
+    explore, temperature = head.explore, config.explore_temperature
+    return lambda outputs, version: explore(
+        outputs, temperature=temperature, epsilon=config.epsilon_at(version)
+    )
 
 
 def replay_bytes(config: RunConfig) -> int:
     """Memory of one replay of a run, all of it, known before it starts."""
     algorithm, network = per_config(config), environment_spec(config)
-    MakeExplore(algorithm)(network)
+    make_explore(algorithm, network)
     spec = item_spec(segment_spec(algorithm, network, 1))
     return PrioritizedReplay.num_bytes(spec, algorithm.buffer_capacity)
 
@@ -102,10 +90,10 @@ def build(config: RunConfig) -> Roles:
     config = config.model_copy(update={"algorithm": algorithm})
     assert algorithm.replay_ratio != "auto"
     return Roles(
-        collect=PerWorker(MakeCollector(config, MakeExplore(algorithm))),
-        learner=MakeLearner(config),
-        evaluate=PerWorker(MakeEvaluator(config)),
-        policy=MakePolicy(config),
+        collect=PerWorker(partial(make_collector, config, make_explore=partial(make_explore, algorithm))),
+        learner=partial(_make_learner, config),
+        evaluate=PerWorker(partial(make_evaluator, config)),
+        policy=partial(make_policy, config),
         mode="replay",
         segments_per_round=config.segments_per_round,
         replay_ratio=algorithm.replay_ratio,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from offbeat.algorithms.base import Roles
 from offbeat.algorithms.muzero.fitting import Fit
-from offbeat.algorithms.muzero.parts import Build, Parts
+from offbeat.algorithms.muzero.parts import Parts, make_roles
 from offbeat.algorithms.unizero.config import unizero_config
 from offbeat.config.models import RunConfig
 from offbeat.roles import Learner
@@ -44,4 +45,9 @@ def _learner(config: RunConfig, fit: Fit) -> Learner:
     return make_learner(config, fit)
 
 
-build = Build(Parts(_planner, _learner))
+PARTS = Parts(_planner, _learner)
+
+
+def build(config: RunConfig) -> Roles:
+    """Make the roles of a run of UniZero."""
+    return make_roles(config, PARTS)
