@@ -22,6 +22,7 @@ from offbeat.run.directory import (
     joined,
     until_version,
 )
+from offbeat.run.replay import last_version
 from offbeat.run.saving import learner_digest
 from offbeat.run.start import (
     Result,
@@ -175,6 +176,9 @@ def replay_run(
     target = None
     if until is not None:
         target = Path(out) if out is not None else directory.with_name(f"{directory.name}-to-{until}")
+        last_version(
+            CheckpointManager(directory / "checkpoints").load(), until
+        )  # refused before it is written
         copy_description(directory, target, until)
     with few_threads(configs[0]):
         report = pipelines[0].replay(later, on_round, runtime=runtime, until=until, directory=target)

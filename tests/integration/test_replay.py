@@ -202,3 +202,11 @@ def test_asynchronous_run_can_be_taken_up_at_an_earlier_version(recorded: Any, t
     assert finished.max_staleness <= 2
     again = offbeat.replay_run(out)
     assert again.identical and again.digest == finished.digest
+
+
+def test_a_version_that_was_not_reached_leaves_nothing_behind(small_run: Any, tmp_path: Path) -> None:
+    result = small_run({"runtime.kind": "inline"})
+    for until in (0, 99):
+        with pytest.raises(ReplayError, match="choose 1 to 6"):
+            offbeat.replay_run(result.run_dir, until=until, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -253,6 +253,8 @@ class Meter:
         self._totals.publish_failures += 1
 
     def _evaluated(self, event: EvalDone, now_s: float) -> None:
+        if self._pauses_for_eval:
+            self._window.paused_s += event.seconds
         if event.metrics is None:
             return
         self._count_skipped()
@@ -262,8 +264,6 @@ class Meter:
             "eval/time_s": event.seconds,
             "eval/skipped": float(self._totals.eval_skipped),
         }
-        if self._pauses_for_eval:
-            self._window.paused_s += event.seconds
 
     def _count_skipped(self) -> None:
         skipped = self._pace.eval_skipped

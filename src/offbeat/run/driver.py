@@ -458,7 +458,7 @@ class Driver:
     def _end(self, action: Finish) -> None:
         self.finish = action
         self.meter.finish()
-        if not action.failed and self.saving.snapshot_version != self.pace.version:
+        if not action.failed and self.saving.requested_version != self.pace.version:
             self.saving.begin(self.pace.version, whole=False)
             self._take_snapshot(self.pace.version)
 

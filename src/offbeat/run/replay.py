@@ -62,7 +62,7 @@ def replay(
     clock: Clock,
 ) -> ReplayReport:
     """Repeat a run and compare its weights with the recorded ones; end at the first round that differs."""
-    last = _last_version(saved, options.until)
+    last = last_version(saved, options.until)
     schedule = Schedule.from_records(read_schedule(saved.path.parents[1] / "schedule.jsonl"))
     callbacks = [] if options.on_round is None else [_OnRound(options.on_round, last)]
     stages = [(begin, spec) for begin, spec in stages if begin < last]
@@ -82,7 +82,8 @@ def replay(
     return ReplayReport(identical, repeated, recorded, point.version, saved.warnings, difference)
 
 
-def _last_version(saved: LoadedCheckpoint, until: int | None) -> int:
+def last_version(saved: LoadedCheckpoint, until: int | None) -> int:
+    """Return the version at which a replay ends; ReplayError when the run did not get there."""
     if saved.version == 0:
         directory = saved.path.parents[1]
         raise ReplayError(f"{directory} has not trained a round yet: there is nothing to repeat")

@@ -48,7 +48,7 @@ class Saving:
         self._scores: dict[int, float] = {}
         self._has_told = False
         self.snapshot: SnapshotTaken | None = None
-        self.snapshot_version = -1
+        self.requested_version = -1
 
     @property
     def is_pending(self) -> bool:
@@ -64,12 +64,13 @@ class Saving:
             self._pending.append((version, self.capture() if whole else None))
         except CheckpointError as error:
             return Notice(f"checkpoint of version {version} failed: {error}")
+        self.requested_version = version
         return None
 
     def complete(self, snapshot: SnapshotTaken) -> Saved | Notice | None:
         """Write the oldest pending checkpoint. When that fails training continues; older ones are intact."""
         version, parts = self._pending.popleft()
-        self.snapshot, self.snapshot_version = snapshot, version
+        self.snapshot = snapshot
         if parts is None or self._manager is None:
             return None
         if snapshot.state is None:
