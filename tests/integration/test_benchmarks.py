@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[2]
         ["search.py", "--no-peer"],
         ["planning.py"],
         ["connect4.py"],
+        ["driver_cost.py"],
     ],
 )
 def test_script_ends_with_its_figures(command: list[str]) -> None:

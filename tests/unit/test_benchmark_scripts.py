@@ -103,3 +103,52 @@ def test_a_place_that_is_not_there_is_refused_before_anything_is_measured(tmp_pa
     with pytest.raises(SystemExit):
         common.parser("about").parse_args(["--out", str(tmp_path / "nowhere" / "figures.json")])
     assert "make it first" in capsys.readouterr().err
+
+
+def test_code_lines_leave_out_blanks_comments_and_docstrings(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import driver_cost
+
+    source = tmp_path / "some.py"
+    lines = [
+        '"""About."""',
+        "",
+        "# why",
+        "class A:",
+        '    """Two',
+        '    lines."""',
+        "",
+        "    x = (",
+        "        1,  # one",
+        "    )",
+    ]
+    source.write_text("\n".join(lines) + "\n")
+    assert driver_cost.code_lines(source) == 4
+    assert driver_cost.num_classes(source) == 1
+
+
+def test_costs_of_the_driver_are_compared_with_their_aims(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import driver_cost
+
+    before, after = (
+        {"messages": 40.0, "records": 48},
+        {"messages": 10.0, "records": 30, "instant 10,000": None},
+    )
+    assert driver_cost.show(before, after) == ["records", "instant 10,000"]
+    table = capsys.readouterr().out
+    assert "0.25" in table and "–" in table
+    assert driver_cost.middle([1.0, 3.0, 2.0]) == 2.0
+    assert driver_cost.middle([1.0, None]) is None
+    grown = {"instant 64": 20.0, "instant 10,000": 30.0}
+    driver_cost.with_ratios(grown)
+    assert grown["instant 10,000 / 64"] == 1.5
+
+
+def test_a_count_of_calls_grows_with_the_segments_of_a_round(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import driver_cost
+
+    calls = driver_cost.calls_by_function(0)
+    assert sum(calls.values()) > 10
+    assert not any(name.startswith("driver_cost.py") for name in calls)
