@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import pytest
 from offbeat import Callback, PerWorker, Pipeline, Segment
 from offbeat.config.models import AsyncTrainingConfig, CheckpointConfig, EvalConfig, RuntimeConfig
 from offbeat.errors import CollectError, ConfigError, OffbeatError, ReplayError, StallError, TrainError
+from offbeat.observe.console import Display
 from offbeat.pipeline import Settings
+from offbeat.roles import report_progress
 from offbeat.types import ArraySpec, Batch
 from tests.callbacks import EndAt
 
@@ -288,6 +291,43 @@ def test_evaluation_that_does_not_end_is_given_up(kind: str) -> None:
     report, _ = run(kind, evaluate=evaluate, settings=settings, callbacks=[Keep()])
     assert report.version == 12, "training waits for an evaluation only as long as it may take"
     assert any("eval.timeout_s" in text for text in notices)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_phase_tells_how_far_learner_and_evaluator_are(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases: list[str] = []
+
+    class Listening(Display):
+        def refresh(self, phase: Callable[[], str]) -> None:
+            phases.append(phase())
+
+    class Slow(Averager):
+        def train(self, segments: list[Any]) -> dict[str, float]:
+            report_progress("compiling")
+            time.sleep(0.4)
+            return super().train(segments)
+
+    def evaluate(weights: Any) -> float:
+        for episode in range(1, 4):
+            time.sleep(0.4)
+            report_progress(f"episode {episode} of 3")
+        time.sleep(0.4)
+        return 1.0
+
+    monkeypatch.setattr("offbeat.run.observers.make_console", lambda *args: Listening())
+    settings = Settings(eval=EvalConfig(interval_rounds=2, at_end=False))
+    report, _ = run(kind, 2, Slow(), evaluate=evaluate, settings=settings)
+    assert report.version == 2
+    training = [f"training round {version}" for version in range(2)]
+    evaluating = [f"evaluating version 2: episode {episode} of 3" for episode in (1, 2, 3)]
+    if kind == "inline":  # it shows nothing while it works
+        assert not any("compiling" in phase or "episode" in phase for phase in phases)
+    else:
+        assert {f"{phase}: compiling" for phase in training} & set(phases)
+        assert [phase for phase in dict.fromkeys(phases) if "episode" in phase] == evaluating
+        assert "episode" not in phases[-1]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -162,6 +162,81 @@ def test_the_live_display_is_drawn_at_most_four_times_a_second(monkeypatch: pyte
     assert drawn == [True, False, False, False] * 10
 
 
+def test_a_new_phase_is_drawn_at_most_four_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream, clock = Terminal(), Clock()
+    console = make_console("rich", SUMMARY, stream=stream, clock=clock)
+    asked: list[float] = []
+
+    def phase() -> str:
+        asked.append(clock.now_s)
+        return f"evaluating version 5: episode {int(clock.now_s * 1000)}"
+
+    console.refresh(phase)
+    assert asked == [], "before the display is open, nothing is drawn"
+    console.on_start(RunInfo(SUMMARY, RunControl(print, print, print)))
+    drawn = []
+    for _ in range(40):
+        clock.now_s += 0.0625
+        before = len(stream.getvalue())
+        console.refresh(phase)
+        drawn.append(len(stream.getvalue()) > before)
+    assert drawn == [True, False, False, False] * 10
+    assert len(asked) == 10, "the phase costs something only when it is due"
+    assert "evaluating version 5: episode 2312" in stream.getvalue()
+
+
+def test_a_phase_that_stays_is_drawn_once_and_rounds_are_drawn_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream, clock = Terminal(), Clock()
+    console = make_console("rich", SUMMARY, stream=stream, clock=clock)
+    assert isinstance(console, RichConsole)
+    console.on_start(RunInfo(SUMMARY, RunControl(print, print, print)))
+    clock.now_s += 1.0
+    console.refresh(lambda: "saving")
+    before = stream.getvalue()
+    assert "saving" in before
+    for _ in range(20):  # no round: nothing to draw
+        clock.now_s += 0.25
+        console.refresh(lambda: "saving")
+    assert stream.getvalue() == before
+    for version in range(1, 9):  # each round comes just after the phase was looked at
+        clock.now_s += 0.25
+        console.refresh(lambda: "saving")
+        clock.now_s += 0.03125
+        before = stream.getvalue()
+        console.on_round(RoundInfo(version, METRICS))
+        assert len(stream.getvalue()) > len(before)
+    for version in range(9, 17):  # a phase that is new each time: all rounds come into the curve
+        clock.now_s += 0.25
+        console.refresh(lambda version=version: f"training round {version}")  # type: ignore[misc]
+        console.on_round(RoundInfo(version, METRICS))
+    console.on_finish(FinishInfo(16, "done", 1.0))
+    assert len(console._frame.curve) == 16
+
+
+def test_plain_lines_tell_a_phase_after_20_seconds_of_silence() -> None:
+    stream, clock = io.StringIO(), Clock()
+    console = make_console("plain", SUMMARY, stream=stream, clock=clock)
+    phase = "evaluating version 5: episode 3 of 10"
+    told = []
+    for _ in range(50):
+        clock.now_s += 1.0
+        before = len(stream.getvalue())
+        console.refresh(lambda: phase)
+        told.append(len(stream.getvalue()) > before)
+    assert [second for second, is_told in enumerate(told, 1) if is_told] == [20, 40]
+    assert stream.getvalue() == f"{phase} …\n" * 2
+    console.on_notice("something else")
+    clock.now_s += 19.0
+    console.refresh(lambda: phase)
+    clock.now_s += 2.0
+    console.refresh(lambda: "")  # collecting is not worth a line
+    assert stream.getvalue().endswith("something else\n")
+
+
 def test_a_slow_terminal_gets_fewer_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     clock = Clock()

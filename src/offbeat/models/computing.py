@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from offbeat.models.world_spec import Computing
+from offbeat.roles import report_progress
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,7 +38,20 @@ def shorten(network: nn.Module, how: Computing) -> None:
 
 
 def compiled(function: Callable[P, R], how: Computing, device: torch.device) -> Callable[P, R]:
-    """The function itself, or compiled where that is wanted and there is a GPU."""
+    """Compile the function where that is wanted and there is a GPU; its first call reports "compiling"."""
     if not how.compiled or device.type != "cuda":
         return function
-    return torch.compile(function, dynamic=False)
+    fast, is_first = torch.compile(function, dynamic=False), True
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        nonlocal is_first
+        if not is_first:
+            return fast(*args, **kwargs)
+        is_first = False
+        report_progress("compiling")
+        try:
+            return fast(*args, **kwargs)
+        finally:
+            report_progress("")
+
+    return call

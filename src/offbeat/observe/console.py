@@ -206,7 +206,8 @@ class RichConsole(Display):
         self._frame = _Frame(summary)
         self._console: Console = Console(file=stream)
         self._clock = clock
-        self._next_s = -math.inf
+        self._next_s = self._next_phase_s = -math.inf
+        self._has_new_round = False
         self._live: Live | None = None
 
     def on_start(self, info: RunInfo) -> None:
@@ -222,16 +223,17 @@ class RichConsole(Display):
         """Take the round's numbers and draw them, when the last drawing is long enough ago."""
         self._frame.version = info.version
         self._frame.metrics.update(info.metrics)
+        self._has_new_round = True
         if self._clock() >= self._next_s:
             self._draw()
 
     def refresh(self, phase: Callable[[], str]) -> None:
         """Draw the phase when it is another one, and the last drawing is long enough ago."""
-        if self._live is not None and self._clock() >= self._next_s:
+        if self._live is not None and self._clock() >= max(self._next_s, self._next_phase_s):
             before, self._frame.phase = self._frame.phase, phase()
-            self._next_s = self._clock() + _REFRESH_S
+            self._next_phase_s = self._clock() + _REFRESH_S
             if self._frame.phase != before:
-                self._show()
+                self._draw()
 
     def on_eval(self, info: EvalInfo) -> None:
         """Show an evaluation's result from now on."""
@@ -255,6 +257,7 @@ class RichConsole(Display):
         self._frame.version = info.version
         self._frame.metrics.update(info.metrics)
         if self._live is not None:
+            self._has_new_round = True
             self._draw()
             self._live.stop()
             self._live = None
@@ -263,15 +266,13 @@ class RichConsole(Display):
         )
 
     def _draw(self) -> None:
-        curve = self._frame.curve
-        curve.append(number(self._frame.metrics, "rollout/return_mean_100"))
-        if len(curve) > 16 * _CURVE_WIDTH:
-            self._frame.curve = curve[1::2]
-        self._show()
-
-    def _show(self) -> None:
         if self._live is None:
             return
+        if self._has_new_round:
+            self._has_new_round, curve = False, self._frame.curve
+            curve.append(number(self._frame.metrics, "rollout/return_mean_100"))
+            if len(curve) > 16 * _CURVE_WIDTH:
+                self._frame.curve = curve[1::2]
         began_s = self._clock()
         self._live.update(_render(self._frame), refresh=True)
         ended_s = self._clock()

@@ -201,6 +201,10 @@ class Driver:
         """Time since this start of the run."""
         return self.clock() - self._begun_s
 
+    def phase(self) -> str:
+        """Return the phase of the run for the display, with the progress of what it waits for."""
+        return self.waits.phase(self._runtime.progress)
+
     def start(self, point: StartPoint) -> None:
         """Start the roles, restore them when resuming, and perform the first actions."""
         if point.parts:

@@ -43,7 +43,7 @@ def attach(
         driver.observe(journal.handlers(), close=journal.close)
     else:
         driver.observe(hooks.round_handlers())
-    driver.observe(hooks.handlers(), flush=partial(console.refresh, driver.waits.phase))
+    driver.observe(hooks.handlers(), flush=partial(console.refresh, driver.phase))
 
 
 def _open_schedule(directory: Path, point: StartPoint, on_fault: Callable[[str], None]) -> ScheduleLog:

@@ -116,10 +116,16 @@ class Waits:
         ]
         return sorted(pending, key=lambda row: -row.waited_s)
 
-    def phase(self) -> str:
-        """Return the phase of the run: the text of the newest row that has one, empty when it collects."""
+    def phase(self, progress: Mapping[str, str] | None = None) -> str:
+        """Return the phase of the run: the text of the newest row that has one, empty when it collects.
+
+        ``progress``: reports by component. That of the component which the row waits for is appended.
+        """
         rows = (row for rows in self._by_limit.values() for row in rows.values())
-        return max(((begun_s, wait.phase) for wait, _, begun_s in rows if wait.phase), default=(0.0, ""))[1]
+        phases = ((begun_s, wait.phase, _text(wait.whom)) for wait, _, begun_s in rows if wait.phase)
+        _, phase, whom = max(phases, default=(0.0, "", ""))
+        report = (progress or {}).get(whom)
+        return f"{phase}: {report}" if report else phase
 
 
 def describe_stall(headline: str, waits: Sequence[Pending], stacks: Mapping[str, str]) -> str:

@@ -6,11 +6,13 @@ import sys
 import threading
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from offbeat.pacing.events import Event
-from offbeat.roles import Learner
+from offbeat.roles import Learner, progress_to
 from offbeat.types import Batch, StateTree, Ticket
 
 if TYPE_CHECKING:
@@ -76,6 +78,11 @@ class Runtime(Protocol):
         """Return the processes of this runtime by role, without the calling one."""
         ...
 
+    @property
+    def progress(self) -> Mapping[str, str]:
+        """Newest report of the learner's and the evaluator's progress, by ``learner`` and ``evaluator``."""
+        ...
+
     def close(self) -> None:
         """End everything that was started. Safe to call twice."""
         ...
@@ -101,6 +108,16 @@ class ManyRanks(ABC):
     @abstractmethod
     def close(self) -> None:
         """End the other ranks. The learner keeps its weights and its state, but trains no longer."""
+
+
+@contextmanager
+def keep_progress(progress: dict[str, str], component: str) -> Iterator[None]:
+    """Keep the newest report of a component while it works in this thread."""
+    try:
+        with progress_to(partial(progress.__setitem__, component)):
+            yield
+    finally:
+        progress.pop(component, None)
 
 
 def close_learner(learner: Learner) -> None:

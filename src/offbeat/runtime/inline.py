@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from offbeat.pacing.events import CollectorDown, Event, HealthChanged
@@ -103,6 +103,11 @@ class InlineRuntime:
     def pids(self) -> dict[str, int]:
         """The learner's other ranks, if it has any."""
         return self._executor.pids()
+
+    @property
+    def progress(self) -> Mapping[str, str]:
+        """Newest reports; empty between two calls, as all work is done within them."""
+        return self._executor.progress
 
     def close(self) -> None:
         """Drop the roles."""

@@ -22,7 +22,7 @@ from offbeat.pacing.events import (
     SnapshotTaken,
 )
 from offbeat.roles import Evaluator, Learner, published
-from offbeat.runtime.base import ManyRanks, Post, close_learner
+from offbeat.runtime.base import ManyRanks, Post, close_learner, keep_progress
 from offbeat.runtime.checksum import weights_checksum
 from offbeat.runtime.spec import Assignment, RunSpec
 from offbeat.types import Batch
@@ -32,6 +32,7 @@ class LearnerExecutor:
     """Carries out the learner's jobs and posts what came of them. Not thread-safe: one caller."""
 
     def __init__(self, spec: RunSpec, learner: Learner, send_weights: Callable[[int, Any], None], post: Post):
+        self.progress: dict[str, str] = {}
         self._learner = learner
         self._send_weights = send_weights
         self._post = post
@@ -47,7 +48,8 @@ class LearnerExecutor:
         """Train one round."""
         started_s = perf_counter()
         try:
-            metrics = self._learner.train(batch)
+            with keep_progress(self.progress, "learner"):
+                metrics = self._learner.train(batch)
         except OffbeatError as error:
             if self._ranks is not None:
                 for rank, reason in self._ranks.lost.items():
@@ -73,7 +75,8 @@ class LearnerExecutor:
     def evaluate_here(self, version: int, seed: int) -> None:
         """Evaluate in the learner's own thread."""
         assert self._evaluator is not None, "an evaluation was asked for, but there is no evaluator"
-        self._post(self._evaluator.run(on_cpu(self._learner.weights()), version, seed))
+        with keep_progress(self.progress, "evaluator"):
+            self._post(self._evaluator.run(on_cpu(self._learner.weights()), version, seed))
 
     def snapshot(self) -> None:
         """Copy everything the learner is, at this point of the training."""

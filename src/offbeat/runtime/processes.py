@@ -14,7 +14,7 @@ import selectors
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,6 +88,7 @@ class ProcessRuntime:
         self._evaluator: WorkerProcess | None = None
         self._eval_queue: deque[tuple[int, int, Address]] = deque()
         self._evaluating: int | None = None
+        self._eval_progress: dict[str, str] = {}
         self._wake_read, self._wake_write = os.pipe()
         self._pulses_checked_s = 0.0
         self._pipe_lock, self._is_closed = threading.Lock(), False
@@ -185,6 +186,11 @@ class ProcessRuntime:
         if self._evaluator is not None:
             workers.append(self._evaluator)
         return {worker.name: worker.process.pid for worker in workers} | self._executor.pids()
+
+    @property
+    def progress(self) -> Mapping[str, str]:
+        """Newest reports of the learner's thread and the evaluator's process."""
+        return self._executor.progress | self._eval_progress
 
     # ------------------------------------------------------------ actions
 
@@ -379,8 +385,11 @@ class ProcessRuntime:
             case ("up", _):
                 worker.came_up()
                 self._events.append(HealthChanged("evaluator", "up"))
+            case ("progress", text):
+                self._eval_progress["evaluator"] = text
             case ("evaluated", ended):
                 self._evaluating = None
+                self._eval_progress.clear()
                 self._events.append(ended)
             case ("lost", reason):
                 self._evaluator_down(reason)
@@ -394,6 +403,7 @@ class ProcessRuntime:
         self._evaluator.end()
         self._evaluator = None
         self._eval_queue.clear()
+        self._eval_progress.clear()
         self._evaluation_lost(reason)
 
     def _evaluation_lost(self, reason: str) -> None:

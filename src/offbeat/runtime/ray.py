@@ -17,7 +17,7 @@ import queue
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -198,6 +198,11 @@ class RayRuntime:
             return
         stack = self._stacks([found.actor])[found.actor.component]
         self._collector_down(found, f"{found.actor} {reason}, it was here:\n{stack}")
+
+    @property
+    def progress(self) -> Mapping[str, str]:
+        """No reports: learner and evaluator are actors, which answer only when their work is done."""
+        return {}
 
     def close(self) -> None:
         """End all actors, and the Ray that was started for them."""

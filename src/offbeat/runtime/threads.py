@@ -6,7 +6,8 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from offbeat.errors import OffbeatError, StallError
@@ -16,7 +17,7 @@ from offbeat.pacing.events import (
     Event,
     HealthChanged,
 )
-from offbeat.runtime.base import thread_stacks
+from offbeat.runtime.base import keep_progress, thread_stacks
 from offbeat.runtime.learning import JobThread, LazyEvaluator, LearnerExecutor
 from offbeat.runtime.serial import make_collector
 from offbeat.runtime.serve import serve, start
@@ -58,6 +59,7 @@ class ThreadRuntime:
         self._published: tuple[int, Any] = (-1, None)
         self._evaluator: LazyEvaluator | None = None
         self._eval_thread: JobThread | None = None
+        self._eval_progress: dict[str, str] = {}
         self._spec: RunSpec
         self._executor: LearnerExecutor
         self._learner_thread: JobThread
@@ -129,14 +131,21 @@ class ThreadRuntime:
         evaluator = self._evaluator or LazyEvaluator(self._spec.evaluator())
         self._eval_thread, self._evaluator = thread, evaluator
 
+        progress = self._eval_progress
+
+        def run(weights: Any) -> None:
+            with keep_progress(progress, "evaluator"):
+                done = evaluator.run(weights, version, seed)
+            self._events.put(done)
+
         def send(weights: Any) -> None:
-            thread.submit(lambda: self._events.put(evaluator.run(weights, version, seed)))
+            thread.submit(partial(run, weights))
 
         self._learner_thread.submit(lambda: self._executor.send_weights(send))
 
     def give_up_evaluation(self, version: int, reason: str) -> None:
         """A thread cannot be killed: the next evaluation gets another one."""
-        self._eval_thread, self._evaluator = None, None
+        self._eval_thread, self._evaluator, self._eval_progress = None, None, {}
         self._events.put(EvalDone(version, None, 0.0, reason))
 
     def wait(self, timeout_s: float) -> list[Event]:
@@ -155,6 +164,11 @@ class ThreadRuntime:
     def pids(self) -> dict[str, int]:
         """The learner's other ranks, if it has any."""
         return self._executor.pids()
+
+    @property
+    def progress(self) -> Mapping[str, str]:
+        """Newest reports of the learner's and the evaluator's threads."""
+        return self._executor.progress | self._eval_progress
 
     def close(self) -> None:
         """Let each thread finish what it is doing, within limits."""

@@ -24,7 +24,7 @@ import cloudpickle
 
 from offbeat.errors import OffbeatError
 from offbeat.pacing.events import CollectorDown, CollectorUp, SegmentArrived
-from offbeat.roles import Collector, Evaluator
+from offbeat.roles import Collector, Evaluator, progress_to
 from offbeat.runtime.learning import LazyEvaluator
 from offbeat.runtime.serial import OneByOne, make_collector
 from offbeat.runtime.serve import SyncTimeout, serve, start
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from offbeat.runtime.ranks import RankAssignment
 
 _SYNC_POLL_S = 0.0005
+_PROGRESS_S = 0.1
 
 
 class Weights:
@@ -147,12 +148,13 @@ class CollectorHost:
 
 
 class EvaluatorServer:
-    """Answers requests for evaluation."""
+    """Answers requests for evaluation, and reports progress at most every 0.1 s."""
 
     def __init__(self, connection: Connection, assignment: Assignment[Evaluator]) -> None:
         self._connection = connection
         self._weights = Weights(assignment.sync_timeout_s)
         self._evaluator = LazyEvaluator(assignment)
+        self._reported, self._reported_s = "", 0.0
 
     def up_message(self) -> tuple[Any, ...]:
         """Say that requests are welcome."""
@@ -163,7 +165,17 @@ class EvaluatorServer:
         _, version, seed, address = message
         found, weights = self._weights.get(address, version)
         assert found == version, f"version {version} was to be evaluated, but {found} is there"
-        self._connection.send(("evaluated", self._evaluator.run(weights, version, seed)))
+        self._reported = ""
+        with progress_to(self._report):
+            done = self._evaluator.run(weights, version, seed)
+        self._connection.send(("evaluated", done))
+
+    def _report(self, text: str) -> None:
+        now_s = time.monotonic()
+        is_due = not text or now_s - self._reported_s >= _PROGRESS_S
+        if is_due and text != self._reported:
+            self._reported, self._reported_s = text, now_s
+            self._connection.send(("progress", text))
 
 
 class RankServer:

@@ -12,6 +12,7 @@ from offbeat.algorithms.judging import check_length, quotas, return_metrics
 from offbeat.algorithms.mappo.policy import TeamPolicy
 from offbeat.config.models import EvalConfig
 from offbeat.envs.teams import Team, TeamStep
+from offbeat.roles import report_progress
 from offbeat.types import Array, Metrics
 
 
@@ -82,6 +83,7 @@ class TeamEvaluator:
                 lengths.append(int(steps[env]))
                 if result.success is not None:
                     successes.append(bool(result.success[env]))
+                report_progress(f"episode {len(returns)} of {self._config.episodes}")
             missing[ended] -= 1
             totals[ended], steps[ended] = 0, 0
             check_length(steps)

@@ -13,6 +13,7 @@ from offbeat.algorithms.muzero.lane import Lane
 from offbeat.algorithms.muzero.planning import Planner
 from offbeat.config.models import EvalConfig
 from offbeat.envs import World
+from offbeat.roles import report_progress
 from offbeat.seeding import derive_seed
 from offbeat.types import Array, Metrics
 
@@ -54,6 +55,7 @@ class MuZeroEvaluator:
             for env in np.flatnonzero(ended & (missing > 0)):
                 returns.append(float(lane.returns[env]))
                 lengths.append(int(lane.lengths[env]))
+                report_progress(f"episode {len(returns)} of {self._config.episodes}")
             missing[ended] = np.maximum(missing[ended] - 1, 0)
             lane.returns[ended], lane.lengths[ended] = 0, 0
             check_length(lane.lengths)

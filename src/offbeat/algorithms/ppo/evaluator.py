@@ -12,7 +12,7 @@ from offbeat.config.models import EvalConfig, RunConfig
 from offbeat.envs import World, make_world
 from offbeat.models.actor import Actor, initial_memory, make_actor
 from offbeat.models.spec import NetworkSpec, network_spec
-from offbeat.roles import WorkerContext
+from offbeat.roles import WorkerContext, report_progress
 from offbeat.types import Array, Metrics
 
 
@@ -49,6 +49,7 @@ class PPOEvaluator:
             for env in np.flatnonzero(ended & (missing > 0)):
                 returns.append(float(totals[env]))
                 lengths.append(int(steps[env]))
+                report_progress(f"episode {len(returns)} of {self._config.episodes}")
             missing[ended] = np.maximum(missing[ended] - 1, 0)
             totals[ended], steps[ended] = 0, 0
             check_length(steps)

@@ -1,0 +1,207 @@
+"""Progress of the roles, from their reports to the phase on the display."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import offbeat
+from offbeat.pacing.events import Event
+from offbeat.roles import PerWorker, SingleRank, WorkerContext, progress_to, report_progress
+from offbeat.run.driver import Driver
+from offbeat.run.start import make_roles
+from offbeat.run.waits import Wait, Waits
+from offbeat.runtime import worker
+from offbeat.runtime.base import keep_progress
+from offbeat.runtime.inline import InlineRuntime
+from offbeat.runtime.learning import LearnerExecutor
+from offbeat.runtime.spec import Assignment
+from offbeat.types import Batch, Metrics
+
+
+def test_a_report_goes_nowhere_unless_the_runtime_takes_it() -> None:
+    taken: list[str] = []
+    report_progress("before")
+    with progress_to(taken.append):
+        report_progress("episode 1 of 2")
+        with progress_to(lambda text: taken.append(f"inner {text}")):
+            report_progress("episode 1 of 2")
+        report_progress("episode 2 of 2")
+    report_progress("after")
+    assert taken == ["episode 1 of 2", "inner episode 1 of 2", "episode 2 of 2"]
+
+
+def test_reports_of_two_threads_are_kept_apart() -> None:
+    progress: dict[str, str] = {}
+    has_reported, may_end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with keep_progress(progress, "evaluator"):
+            report_progress("episode 1 of 2")
+            has_reported.set()
+            may_end.wait(10.0)
+
+    thread = threading.Thread(target=work)
+    with keep_progress(progress, "learner"):
+        thread.start()
+        assert has_reported.wait(10.0)
+        report_progress("compiling")
+        assert progress == {"learner": "compiling", "evaluator": "episode 1 of 2"}
+    assert progress == {"evaluator": "episode 1 of 2"}
+    may_end.set()
+    thread.join()
+    assert progress == {}
+
+
+def test_progress_ends_with_work_that_raises() -> None:
+    progress: dict[str, str] = {}
+
+    def work() -> None:
+        with keep_progress(progress, "learner"):
+            report_progress("compiling")
+            raise ValueError("oops")
+
+    with pytest.raises(ValueError, match="oops"):
+        work()
+    assert progress == {}
+
+
+# ---------------------------------------------------------------- runtimes
+
+
+class Reporter:
+    """A learner and an evaluator that look at the progress while they work."""
+
+    def __init__(self) -> None:
+        self.executor: Any = None
+        self.seen: list[dict[str, str]] = []
+
+    def train(self, batch: Batch) -> Metrics:
+        report_progress("minibatch 1 of 2")
+        self.seen.append(dict(self.executor.progress))
+        return {}
+
+    def evaluate(self, weights: Any, seed: int) -> Metrics:
+        report_progress("episode 1 of 2")
+        self.seen.append(dict(self.executor.progress))
+        return {}
+
+    def weights(self) -> Any:
+        return {}
+
+    def state_dict(self) -> Any:
+        return None
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
+
+
+def evaluator_of(role: Reporter) -> Any:
+    return Assignment(PerWorker(lambda context: role), WorkerContext(0, 1, 0))
+
+
+def test_the_executor_keeps_the_reports_of_learner_and_evaluator() -> None:
+    role, events = Reporter(), list[Event]()
+    spec: Any = SimpleNamespace(evaluate=object(), evaluator=lambda: evaluator_of(role))
+    role.executor = LearnerExecutor(spec, role, lambda version, weights: None, events.append)
+    runtime = InlineRuntime()
+    runtime._executor = role.executor
+    role.executor.train(Batch(0, (), 0))
+    role.executor.evaluate_here(1, 0)
+    assert role.seen == [{"learner": "minibatch 1 of 2"}, {"evaluator": "episode 1 of 2"}]
+    assert runtime.progress == {}
+    assert len(events) == 2
+
+
+def test_an_evaluator_process_reports_at_most_ten_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, sent = 100.0, list[tuple[Any, ...]]()
+    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: now_s))
+
+    class Hurried(Reporter):
+        def evaluate(self, weights: Any, seed: int) -> Metrics:
+            nonlocal now_s
+            for episode in range(1, 101):
+                report_progress(f"episode {episode} of 100")
+                now_s += 0.01
+            for _ in range(3):
+                report_progress("")
+            return {}
+
+    role = Hurried()
+    server = worker.EvaluatorServer(SimpleNamespace(send=sent.append), evaluator_of(role))  # type: ignore[arg-type]
+    monkeypatch.setattr(server, "_weights", SimpleNamespace(get=lambda address, version: (version, {})))
+    server.serve(("evaluate", 5, 0, None))
+    reports = [text for kind, text in sent if kind == "progress"]
+    assert 10 <= len(reports) <= 11
+    assert (reports[0], reports[-1]) == ("episode 1 of 100", "")
+    assert [kind for kind, _ in sent].index("evaluated") == len(sent) - 1
+
+
+# ---------------------------------------------------------------- phase
+
+
+def row(key: str, whom: str, phase: str) -> Wait:
+    return Wait(key, "round 0", whom, 10.0, "limit", lambda: None, phase)
+
+
+@pytest.mark.parametrize(
+    ("progress", "expected"),
+    [
+        ({}, "evaluating version 5"),
+        ({"evaluator": ""}, "evaluating version 5"),
+        ({"learner": "compiling"}, "evaluating version 5"),
+        ({"learner": "compiling", "evaluator": "episode 3 of 10"}, "evaluating version 5: episode 3 of 10"),
+    ],
+)
+def test_the_phase_has_the_progress_of_what_is_waited_for(progress: Mapping[str, str], expected: str) -> None:
+    driver: Any = SimpleNamespace(waits=Waits(), _runtime=SimpleNamespace(progress=progress))
+    assert Driver.phase(driver) == ""
+    driver.waits.begin(row("train", "learner", "training round 4"), 1.0)
+    driver.waits.begin(row("evaluation", "evaluator", "evaluating version 5"), 2.0)
+    driver.waits.begin(row("progress", "any event", ""), 3.0)
+    assert Driver.phase(driver) == expected
+    driver.waits.end("evaluation")
+    compiling = progress.get("learner")
+    assert Driver.phase(driver) == "training round 4" + (f": {compiling}" if compiling else "")
+
+
+# ---------------------------------------------------------------- roles
+
+
+@pytest.mark.parametrize("recipe", ["cartpole-ppo", "alice-bob-mappo", "cartpole-muzero"])
+def test_evaluators_report_each_episode_that_ends(recipe: str) -> None:
+    overrides: dict[str, Any] = {"eval.episodes": 3, "eval.num_envs": 2}
+    if recipe == "cartpole-muzero":
+        overrides["algorithm.search.num_simulations"] = 2
+    roles = make_roles(offbeat.load_config(recipe, overrides))
+    taken: list[str] = []
+    with progress_to(taken.append):
+        weights = roles.learner(SingleRank()).weights()
+        roles.evaluate.make(WorkerContext(0, 1, 0)).evaluate(weights, 0)
+    assert taken == ["episode 1 of 3", "episode 2 of 3", "episode 3 of 3"]
+
+
+def test_the_first_call_of_a_compiled_function_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from offbeat.models.computing import compiled
+    from offbeat.models.world_spec import Computing
+
+    taken: list[str] = []
+
+    def double(x: int) -> int:
+        taken.append("called")
+        return 2 * x
+
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    how = Computing(compiled=True)
+    assert compiled(double, how, torch.device("cpu")) is double
+    assert compiled(double, replace(how, compiled=False), torch.device("cuda")) is double
+    fast = compiled(double, how, torch.device("cuda"))
+    with progress_to(taken.append):
+        assert (fast(1), fast(2)) == (2, 4)
+    assert taken == ["compiling", "called", "", "called"]
