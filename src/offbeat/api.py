@@ -20,6 +20,7 @@ from offbeat.run.directory import (
     copy_description,
     existing,
     joined,
+    removed_on_error,
     until_version,
 )
 from offbeat.run.replay import last_version
@@ -180,7 +181,7 @@ def replay_run(
             CheckpointManager(directory / "checkpoints").load(), until
         )  # refused before it is written
         copy_description(directory, target, until)
-    with few_threads(configs[0]):
+    with few_threads(configs[0]), removed_on_error(target):
         report = pipelines[0].replay(later, on_round, runtime=runtime, until=until, directory=target)
     for warning in report.warnings:
         print(f"note: {warning}", file=sys.stderr)

@@ -150,8 +150,8 @@ class Pipeline:
         """
         first = replace(self.spec(), learn=self._pristine_learn())
         options = ReplayOptions(runtime, until, directory, on_round)
-        saved = self._checkpoints().load()
-        return replay([(0, first), *later], saved, self._about(), options, SystemClock())
+        stages = [(0, first), *later]
+        return replay(stages, self._checkpoints(), self._about(), options, SystemClock())
 
     def _pristine_learn(self) -> PerWorker[Learner]:
         """Return what makes the learner as it was when the pipeline was made."""

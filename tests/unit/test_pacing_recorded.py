@@ -213,17 +213,43 @@ def test_a_segment_that_had_arrived_is_not_collected_again() -> None:
 def test_a_collector_that_cannot_continue_ends_the_replay() -> None:
     one = Replayed(pace_of(saves=True))
     one.begin()
-    (finish,) = one.tell(CollectorDown(0, "killed", restorable=False))
+    one.arrive(0)
+    assert one.tell(CollectorDown(0, "killed", restorable=False)) == []
+    (finish,) = one.tell(CollectorUp(0))
     assert isinstance(finish, Finish) and finish.failed
     assert "collector 0 was lost during the replay and cannot continue: killed" in finish.reason
 
 
-def test_an_idle_collector_that_is_lost_costs_nothing() -> None:
+def test_a_collector_that_had_made_nothing_starts_again_as_it_was() -> None:
+    one = Replayed(pace_of())
+    one.begin()
+    assert one.tell(CollectorDown(0, "killed", restorable=False)) == []
+    assert one.tell(CollectorUp(0)) == [Renew(0, 0)]
+    assert issued(one.tell(CollectorUp(0))) == [0, 2]
+
+
+def test_an_idle_collector_that_is_lost_ends_the_replay_with_its_next_ticket() -> None:
     one = Replayed(pace_of())
     one.begin()
     one.arrive(0, 2)
     assert one.tell(CollectorDown(0, "killed", restorable=False)) == []
+    assert one.tell(CollectorUp(0)) == []
     assert one.arrive(1) == [Train(0, (0, 1), 1)]
+    one.train([0, 1])
+    one.arrive(3)
+    finish = one.train([2, 3])[-1]
+    assert isinstance(finish, Finish) and finish.failed
+
+
+def test_a_ticket_that_comes_again_is_collected_after_the_first_time() -> None:
+    records = [segment(0, 0, 0), segment(1, 1, 0), segment(0, 1, 0, rollbacks=1), round_of(0, [0, 1])]
+    one = Replayed(pace_of(records, until=1))
+    assert issued(one.begin()) == [0, 1]
+    assert one.arrive(0) == []
+    again = one.arrive(1)
+    assert issued(again) == [0]
+    assert again[0].ticket.collector == 1
+    assert one.arrive(0) == [Train(0, (0, 1), 1)]
 
 
 # ---------------------------------------------------------------- checksums

@@ -105,6 +105,13 @@ def test_a_second_request_to_stop_does_not_extend_the_first(tmp_path: Path) -> N
         run.pass_time(3.0)
 
 
+def test_a_stricter_request_to_stop_holds(tmp_path: Path) -> None:
+    run = stopped_in_a_round(tmp_path)
+    run.requests.append(StopRequested("at once", within_s=1.0))
+    with pytest.raises(StallError, match="asked to stop"):
+        run.pass_time(3.0)
+
+
 def test_a_request_to_stop_without_a_limit_waits_as_long_as_the_round_takes(tmp_path: Path) -> None:
     run = FakeRun(silent=["train"]).start()
     run.step_until(lambda: run.runtime.batch is not None)
@@ -263,6 +270,22 @@ def test_a_replacement_that_is_lost_at_once_waits_before_the_next() -> None:
     run.pass_time(0.5)
     assert len(run.runtime.named("start_collector")) == 4
     assert run.of(HealthChanged)[-1] == HealthChanged("collector_0", "starting")
+
+
+def test_without_pauses_a_collector_is_started_once_for_each_loss() -> None:
+    run = FakeRun(silent=["collect"], limits={"runtime": {"restart_backoff_s": 0.0}}).start()
+    run.steps(4)
+    starts = len(run.runtime.named("start_collector"))
+    for number in range(1, 3):
+        run.runtime.events.append(CollectorDown(0, "killed"))
+        run.steps(4)
+        assert len(run.runtime.named("start_collector")) == starts + number
+
+
+def test_a_journal_that_cannot_be_opened_is_an_error_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").mkdir()
+    with pytest.raises(OffbeatError, match=r"run directory .* cannot be written: .* Free disk space"):
+        FakeRun(tmp_path).write_files()
 
 
 def test_a_pause_is_waited_for_no_longer_than_it_takes() -> None:

@@ -66,14 +66,17 @@ def test_the_same_key_may_begin_again_with_another_limit() -> None:
     assert waits.next_s() == 100.0
 
 
-def test_an_expired_row_is_named_once_per_limit() -> None:
+def test_an_expired_row_is_named_once_and_stays_until_it_ends_or_starts_again() -> None:
     waits = Waits()
     waits.begin(wait("a", 10.0), 0.0)
     assert keys(waits.expired(25.0)) == ["a"]
-    assert waits.expired(25.0) == waits.expired(35.0) == []
+    assert waits.expired(25.0) == waits.expired(1e9) == []
     assert "a" in waits
-    assert keys(waits.expired(35.1)) == ["a"]
+    assert waits.deadline_s("a") == waits.next_s() == math.inf
     assert [row.waited_s for row in waits.rows(40.0)] == [40.0], "it is still the same wait"
+    waits.begin(wait("a", 10.0), 50.0)
+    assert waits.deadline_s("a") == waits.next_s() == 60.0
+    assert keys(waits.expired(61.0)) == ["a"]
 
 
 def test_all_rows_of_a_limit_that_are_over_are_named() -> None:
@@ -155,27 +158,27 @@ def test_stall_report_names_who_waits_for_whom_and_where_they_are() -> None:
 class Naive:
     """A plain list of waits, starts of their limits, and their own starts."""
 
-    rows: list[tuple[Wait, float, float]] = field(default_factory=list)
+    rows: list[tuple[Wait, float, float]] = field(default_factory=list)  # with start and limit
 
     def begin(self, wait: Wait, now_s: float) -> None:
         self.end(wait.key)
-        self.rows.append((wait, now_s, now_s))
+        self.rows.append((wait, now_s, wait.limit_s))
 
     def end(self, key: Hashable) -> None:
         self.rows = [row for row in self.rows if row[0].key != key]
 
     def shift(self, by_s: float) -> None:
-        self.rows = [(one, since_s + by_s, begun_s + by_s) for one, since_s, begun_s in self.rows]
+        self.rows = [(one, since_s + by_s, limit_s) for one, since_s, limit_s in self.rows]
 
     def expired(self, now_s: float) -> set[Hashable]:
-        found = {one.key for one, since_s, _ in self.rows if now_s - since_s > one.limit_s}
+        found = {one.key for one, since_s, limit_s in self.rows if now_s - since_s > limit_s}
         self.rows = [
-            (one, now_s if one.key in found else since_s, begun_s) for one, since_s, begun_s in self.rows
+            (one, since_s, math.inf if one.key in found else limit_s) for one, since_s, limit_s in self.rows
         ]
         return found
 
     def next_s(self) -> float:
-        return min((since_s + one.limit_s for one, since_s, _ in self.rows), default=math.inf)
+        return min((since_s + limit_s for _, since_s, limit_s in self.rows), default=math.inf)
 
 
 STEPS = st.lists(
@@ -211,8 +214,8 @@ def test_the_table_does_what_a_plain_list_does(steps: list[tuple[str, int, float
             assert set(found) == naive.expired(now_s)
         assert waits.next_s() == pytest.approx(naive.next_s())
         assert {(row.wait, row.waited_s) for row in waits.rows(now_s)} == {
-            (one, now_s - begun_s) for one, _, begun_s in naive.rows
+            (one, now_s - since_s) for one, since_s, _ in naive.rows
         }
         assert all((key in waits) == any(row[0].key == key for row in naive.rows) for key in range(6))
-        phases = [(begun_s, one.phase) for one, _, begun_s in naive.rows if one.phase]
+        phases = [(since_s, one.phase) for one, since_s, _ in naive.rows if one.phase]
         assert waits.phase() == max(phases, default=(0.0, ""))[1]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from offbeat.config.models import RuntimeKind
 
 _INTERVAL_S = 5.0
+_VERDICTS = {True: "identical weights", False: "DIFFERENT weights", None: "nothing to compare with"}
 _KINDS = ("inline", "threads", "processes", "ray")
 
 
@@ -52,7 +53,7 @@ def replay(
 
         kind = _checked(runtime)
         outcome = api.replay_run(run, _Progress(), runtime=kind, until=to, out=out)
-        verdict = "identical weights" if outcome.identical else "DIFFERENT weights"
+        verdict = _VERDICTS[outcome.identical]
         rows = {"rounds": f"{outcome.rounds:,}", "digest now": outcome.digest}
         if outcome.recorded_digest:
             rows["digest recorded"] = outcome.recorded_digest

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from offbeat.config.settings import Settings
-from offbeat.errors import OffbeatError
 from offbeat.observe.events import EventLog
 from offbeat.observe.logs import close_log, debug_ticket, open_log
 from offbeat.observe.meter import Meter
-from offbeat.observe.sinks import SinkList, make_sinks
+from offbeat.observe.sinks import make_sinks
 from offbeat.observe.stats import StatsLog
 from offbeat.pacing.actions import Pace
 from offbeat.pacing.events import (
@@ -41,7 +40,8 @@ from offbeat.types import Ticket
 class Journal:
     """Writes what happens in a run for people and tools; only changes of health are written.
 
-    ``on_fault`` is called, from any thread, with what a file or sink could not take.
+    ``on_fault`` is called, from any thread, with what a file or sink could not take; OSError when a file
+    cannot be opened. ``close`` closes all files.
     """
 
     def __init__(
@@ -51,21 +51,34 @@ class Journal:
         settings: Settings,
         meter: Meter,
         pace: Pace,
+        resumed_from: int | None,
         on_fault: Callable[[str], None],
     ) -> None:
-        self._directory = directory
-        self._name = name
         self._settings = settings
         self._meter = meter
         self._pace = pace
-        self._on_fault = on_fault
         self._health: dict[str, Health] = {}
         self._issued_at_s: dict[int, float] = {}
-        self._events: EventLog
-        self._run_log: logging.Logger
-        self._learner_log: logging.Logger
-        self._stats: StatsLog
-        self._sinks: SinkList
+        observe = settings.observe
+        with contextlib.ExitStack() as files:
+            self._events = EventLog(directory / "events.jsonl", on_fault=on_fault)
+            files.callback(self._events.close)
+            self._run_log = open_log(directory / "logs", "run", on_fault=on_fault)
+            files.callback(close_log, self._run_log)
+            self._learner_log = open_log(directory / "logs", "learner", on_fault=on_fault)
+            files.callback(close_log, self._learner_log)
+            self._stats = StatsLog(self._run_log, observe.stats_interval_s)
+            self._sinks = make_sinks(
+                directory,
+                tensorboard=observe.tensorboard.enabled,
+                use_wandb=observe.use_wandb,
+                wandb_project=observe.wandb_project,
+                name=name,
+                resumed_from=resumed_from,
+                on_fault=on_fault,
+            )
+            files.callback(self._sinks.close)
+            self.close = files.pop_all().close
 
     def handlers(self) -> Handlers:
         """Return the handlers of a run's events."""
@@ -94,26 +107,6 @@ class Journal:
     # ------------------------------------------------------------ start and end
 
     def _started(self, event: Started, now_s: float) -> None:
-        observe, directory = self._settings.observe, self._directory
-        try:
-            self._events = EventLog(directory / "events.jsonl", on_fault=self._on_fault)
-            self._run_log = open_log(directory / "logs", "run", on_fault=self._on_fault)
-            self._learner_log = open_log(directory / "logs", "learner", on_fault=self._on_fault)
-            self._stats = StatsLog(self._run_log, observe.stats_interval_s)
-            self._sinks = make_sinks(
-                directory,
-                tensorboard=observe.tensorboard.enabled,
-                use_wandb=observe.use_wandb,
-                wandb_project=observe.wandb_project,
-                name=self._name,
-                resumed_from=event.version if event.resumed else None,
-                on_fault=self._on_fault,
-            )
-        except OSError as error:
-            raise OffbeatError(
-                f"the run directory {directory} cannot be written: {error}. "
-                "Free disk space, make it writable or choose another run.dir"
-            ) from error
         self._event("resume" if event.resumed else "start", {"version": event.version})
 
     def _restarting(self, event: Restarting, now_s: float) -> None:
@@ -139,14 +132,6 @@ class Journal:
             self._stats.write_if_due(self._meter.metrics, float("inf"))
         if error is not None:
             self._run_log.error("%s", error)
-
-    def close(self) -> None:
-        """Close all files; without effect before the run started."""
-        if hasattr(self, "_sinks"):
-            self._events.close()
-            self._sinks.close()
-            close_log(self._run_log)
-            close_log(self._learner_log)
 
     # ------------------------------------------------------------ health
 

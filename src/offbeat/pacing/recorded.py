@@ -28,6 +28,8 @@ from offbeat.pacing.ledger import Counts
 from offbeat.seeding import derive_seed, reseed
 from offbeat.types import Ticket
 
+_NONE = -1
+
 
 @dataclass(frozen=True, slots=True)
 class RecordedSegment:
@@ -107,6 +109,7 @@ class RecordedPace:
         self, schedule: Schedule, seed: int, until: int, num_collectors: int, *, saves: bool = False
     ) -> None:
         self.difference: Difference | None = None
+        self.num_compared = 0  # versions whose weights were compared
         self.incarnations = [0] * num_collectors
         self.rollbacks = 0
         self.version = 0
@@ -119,7 +122,10 @@ class RecordedPace:
         self._saves = saves
         self._up: set[int] = set()
         self._begun = -1  # newest version whose tickets were taken up
-        self._queues: dict[int, deque[RecordedSegment]] = {}  # collector -> its tickets of this version
+        self._waves: deque[list[RecordedSegment]] = deque()  # of this version, see `_waves_of`
+        self._queues: dict[int, deque[RecordedSegment]] = {}  # collector -> its tickets of this wave
+        self._have_worked: set[int] = set()  # collectors that made a segment in this incarnation
+        self._gone: dict[int, tuple[int, str]] = {}  # collector -> incarnation lost for good, and why
         self._running: dict[int, RecordedSegment] = {}
         self._running_on: Counter[int] = Counter()
         self._ready: dict[int, int] = {}  # ticket -> oldest version in its segment
@@ -190,6 +196,7 @@ class RecordedPace:
             case SegmentArrived(segment):
                 found = self._running.pop(segment.ticket.number)
                 self._running_on[found.lane] -= 1
+                self._have_worked.add(found.lane)
                 self._ready[found.ticket] = segment.oldest_version
             case RoundTrained(version, batch):
                 self._num_trained += len(batch.segments)
@@ -215,12 +222,10 @@ class RecordedPace:
         self._running_on[event.collector] = 0
         if lost:
             self._queues.setdefault(event.collector, deque()).extendleft(reversed(lost))
-            if not event.restorable:
-                self._failed = True
-                self._stop_reason = (
-                    f"collector {event.collector} was lost during the replay and cannot continue: "
-                    f"{event.reason}"
-                )
+        if not event.restorable:  # another one starts, in the place of one that may have to continue
+            if event.collector in self._have_worked:
+                self._gone[event.collector] = (self.incarnations[event.collector], event.reason)
+            self.incarnations[event.collector] = _NONE
 
     def _compare(self, version: int, checksum: int | None) -> None:
         """Compare published weights with the recorded ones, where both are known."""
@@ -228,6 +233,7 @@ class RecordedPace:
         if recorded is not None and checksum is not None and recorded != checksum:
             last = self._schedule.rounds.get(version - 1)
             self.difference = Difference(version - 1, () if last is None else last.tickets)
+        self.num_compared += recorded is not None and checksum is not None
 
     # ------------------------------------------------------------ decisions
 
@@ -243,12 +249,14 @@ class RecordedPace:
             return self._finish(f"repeated {self.version} rounds")
         if self._begun < self.version:
             self._begun = self.version
-            for segment in self._schedule.segments.get(self.version, ()):
+            self._waves = _waves_of(self._schedule.segments.get(self.version, ()))
+        if not self._queues and not self._running:
+            if not self._waves:
+                return [self._train()]
+            for segment in self._waves.popleft():
                 self._queues.setdefault(segment.lane, deque()).append(segment)
         actions = [action for collector in list(self._queues) for action in self._next_tickets(collector)]
-        if not self._queues and not self._running:
-            actions.append(self._train())
-        return actions
+        return actions if self._stop_reason is None else self._finish(self._stop_reason)
 
     def _next_tickets(self, collector: int) -> list[Action]:
         """Issue a collector's tickets, and start it anew where the recorded run did."""
@@ -256,9 +264,16 @@ class RecordedPace:
         while queue and collector in self._up:
             segment = queue[0]
             if segment.incarnation != self.incarnations[collector]:
-                if not self._running_on[collector]:
+                incarnation, reason = self._gone.get(collector, (_NONE, ""))
+                if incarnation == segment.incarnation:
+                    self._failed = True
+                    self._stop_reason = (
+                        f"collector {collector} was lost during the replay and cannot continue: {reason}"
+                    )
+                elif not self._running_on[collector]:
                     self.incarnations[collector] = segment.incarnation
                     self._up.discard(collector)
+                    self._have_worked.discard(collector)
                     actions.append(Renew(collector, segment.incarnation))
                 break
             queue.popleft()
@@ -330,3 +345,19 @@ class RecordedPace:
         self._begun = self.version - 1
         self._ready = {n: v for n, v in state["versions"] if arrived is None or n in arrived}
         self._num_trained = sum(len(self._schedule.rounds[v].tickets) for v in range(self.version))
+
+
+def _waves_of(segments: Sequence[RecordedSegment]) -> deque[list[RecordedSegment]]:
+    """Cut the segments of a version where a ticket comes again, after the run lost or went back behind it.
+
+    What comes later replaces what came before, so a wave is collected after the one before it.
+    """
+    waves: deque[list[RecordedSegment]] = deque()
+    seen: set[int] = set()
+    for segment in segments:
+        if not waves or segment.ticket in seen:
+            waves.append([])
+            seen.clear()
+        seen.add(segment.ticket)
+        waves[-1].append(segment)
+    return waves

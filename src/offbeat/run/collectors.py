@@ -205,10 +205,10 @@ class Collectors:
         self._check_budget(reason, now_s)
         row, limits = self.rows[index], self._runtime
         row.losses_in_a_row += 1
-        if row.losses_in_a_row == 1:
-            return 0.0
         longer_s = limits.restart_backoff_s * 2.0 ** (row.losses_in_a_row - 2)
-        pause_s = min(longer_s, limits.restart_backoff_max_s)
+        pause_s = 0.0 if row.losses_in_a_row == 1 else min(longer_s, limits.restart_backoff_max_s)
+        if pause_s == 0:
+            return 0.0
         key = (row.name, "pause")
 
         def start() -> None:

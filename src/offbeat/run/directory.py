@@ -6,9 +6,10 @@ import contextlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -160,6 +161,17 @@ def copy_description(directory: Path, target: Path, version: int) -> None:
         _write(target / path.name, path.read_text())
     config = [*later, directory / "config.yaml"][0]
     _write(target / "config.yaml", f"# replayed to version {version} of {directory}\n{config.read_text()}")
+
+
+@contextlib.contextmanager
+def removed_on_error(directory: Path | None) -> Iterator[None]:
+    """Remove a directory that was made for something that then failed."""
+    try:
+        yield
+    except BaseException:
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
 
 
 def until_version(path: Path) -> int:

@@ -211,13 +211,11 @@ class Driver:
             self._restore(point)
         try:
             self._runtime.start(self.spec, self.collectors.starts, point.parts.get("learner"))
-        finally:  # after the processes were started, which takes time; also when that failed
-            self._has_started = True
-            self.emit(Started(point.version, point.resumed))
-            for text in point.warnings:
-                self.notice(text)
-            if point.resumed and not point.parts:
-                self.notice("the run has no checkpoint yet: it starts again from round 0")
+        except BaseException:
+            with contextlib.suppress(Exception):  # the error of the start is the one to see
+                self._tell_start(point)
+            raise
+        self._tell_start(point)  # after the processes were started, which takes time
         for index in range(len(self.collectors.rows)):
             self._collector_starting(index)
         if point.parts and any(start.state is None for start in self.collectors.starts):
@@ -226,6 +224,14 @@ class Driver:
         for action in self.pace.start(self.clock()):
             self._performers[type(action)](action)
         self._left_s = self.clock()
+
+    def _tell_start(self, point: StartPoint) -> None:
+        self._has_started = True
+        self.emit(Started(point.version, point.resumed))
+        for text in point.warnings:
+            self.notice(text)
+        if point.resumed and not point.parts:
+            self.notice("the run has no checkpoint yet: it starts again from round 0")
 
     def _restore(self, point: StartPoint) -> None:
         parts = point.parts
@@ -254,10 +260,16 @@ class Driver:
     def close(self, error: BaseException | None, restarting: Restarting | None = None) -> None:
         """End everything that was started, and tell how the run ended or that it is restarted."""
         with self._closing:
-            self._runtime.close()
-            if not self._has_started:
-                return
+            try:
+                self._runtime.close()
+            finally:
+                if self._has_started:
+                    self._tell_end(error, restarting)
+
+    def _tell_end(self, error: BaseException | None, restarting: Restarting | None) -> None:
+        try:
             self._tell_faults()
+        finally:
             if restarting is not None:
                 self.emit(replace(restarting, error=error))
             else:
@@ -322,14 +334,13 @@ class Driver:
                 self.emit(request)
 
     def _keep(self, request: Request) -> None:
-        """Keep a request for restarts; of gates, which are set in every step of a stepwise run, the last."""
+        """Keep the last request of each kind for restarts."""
         if isinstance(request, StopRequested):
             self.is_to_stop = True
             return
         if isinstance(request, GatesSet):
             self._await_progress()
-            for before in [one for one in self.persistent_requests if isinstance(one, GatesSet)]:
-                self.persistent_requests.remove(before)
+        self.persistent_requests = [one for one in self.persistent_requests if type(one) is not type(request)]
         self.persistent_requests.append(request)
 
     def _tell_faults(self) -> None:
@@ -406,7 +417,7 @@ class Driver:
         self.notice(f"{event.reason}: ends after the round at hand; a second signal ends it at once")
         headline = "asked to stop, the run did not end in time and has no last checkpoint"
         row = ("stop", "the end of the run", f"round {self.pace.version}", event.within_s, "the stop request")
-        if "stop" not in self.waits:
+        if now_s + event.within_s < self.waits.deadline_s("stop"):
             self.waits.begin(Wait(*row, partial(self._stall, headline)), now_s)
 
     # ------------------------------------------------------------ actions
@@ -492,8 +503,9 @@ class Driver:
         limit_s, now_s = self.spec.settings.async_training.batch_timeout, self.clock()
         is_busy = any(key in self.waits for key in ("train", "snapshot", "evaluation"))
         if is_busy or now_s < self.pace.warm_at_s + limit_s or self.finish is not None or self.pace.is_held:
-            return
-        self._stall(f"nothing happened for {limit_s:g} s (batch_timeout)")
+            self._await_progress()
+        else:
+            self._stall(f"nothing happened for {limit_s:g} s (batch_timeout)")
 
     def _stall(self, headline: str, explain: bool = True) -> None:
         """End a run that stands still, with the report of who waits for whom."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -34,28 +34,29 @@ def attach(
     everybody = (*callbacks, console)
     hooks = CallbackObserver(everybody, summary, control, lambda: meter.metrics, lambda: meter.eval_metrics)
     if directory is not None:
-        log = _open_schedule(directory, point, driver.faults.append)
-        rows = driver.collectors
-        schedule = ScheduleRecorder(log, lambda i: rows.rows[i].start.incarnation, lambda: rows.rollbacks)
-        driver.observe(schedule.handlers(), close=log.close, flush=log.flush, state=schedule.state_dict)
-        journal = Journal(directory, summary.name, settings, meter, driver.pace, driver.faults.append)
-        driver.observe(hooks.round_handlers())
-        driver.observe(journal.handlers(), close=journal.close)
+        _attach_files(driver, point, summary.name, directory, hooks)
     else:
         driver.observe(hooks.round_handlers())
     driver.observe(hooks.handlers(), flush=partial(console.refresh, driver.phase))
 
 
-def _open_schedule(directory: Path, point: StartPoint, on_fault: Callable[[str], None]) -> ScheduleLog:
-    """Open ``schedule.jsonl``; of a run that continues, cut it back to where its checkpoint was taken."""
-    own = point.parts.get("recorder", {})
+def _attach_files(
+    driver: Driver, point: StartPoint, name: str, directory: Path, hooks: CallbackObserver
+) -> None:
+    """Open the files of a run; of one that continues, cut the schedule back to its checkpoint."""
+    rows, own, on_fault = driver.collectors, point.parts.get("recorder", {}), driver.faults.append
+    version = point.version if point.resumed else None
     try:
         log = ScheduleLog(directory / "schedule.jsonl", on_fault)
         if point.resumed:
             log.truncate(own.get("schedule_offset", 0), own.get("schedule_gap", False))
+        journal = Journal(directory, name, driver.spec.settings, driver.meter, driver.pace, version, on_fault)
     except OSError as error:
         raise OffbeatError(
             f"the run directory {directory} cannot be written: {error}. "
             "Free disk space, make it writable or choose another run.dir"
         ) from error
-    return log
+    schedule = ScheduleRecorder(log, lambda i: rows.rows[i].start.incarnation, lambda: rows.rollbacks)
+    driver.observe(schedule.handlers(), close=log.close, flush=log.flush, state=schedule.state_dict)
+    driver.observe(hooks.round_handlers())
+    driver.observe(journal.handlers(), close=journal.close)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from offbeat.checkpoint import LoadedCheckpoint
-from offbeat.errors import ReplayError
+from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
+from offbeat.errors import CheckpointError, ReplayError
 from offbeat.observe.callbacks import Callback, RoundInfo, RunControl, RunSummary
-from offbeat.observe.events import read_schedule
+from offbeat.observe.events import Record, read_schedule
 from offbeat.pacing.events import Request
 from offbeat.pacing.recorded import Difference, RecordedPace, Schedule
 from offbeat.run.driver import Driver, StartPoint
@@ -29,10 +30,11 @@ Stage = tuple[int, RunSpec]
 class ReplayReport:
     """Result of a replay; ``difference`` names the first round whose published weights differ.
 
-    ``recorded_digest`` is empty when there is no checkpoint of the version that was reached.
+    ``recorded_digest`` is empty when there is no checkpoint of the version that was reached; ``identical`` is
+    None when the schedule has no checksums either, so that nothing could be compared.
     """
 
-    identical: bool
+    identical: bool | None
     digest: str
     recorded_digest: str
     rounds: int
@@ -56,30 +58,51 @@ class ReplayOptions:
 
 def replay(
     stages: Sequence[Stage],
-    saved: LoadedCheckpoint,
+    manager: CheckpointManager,
     summary: RunSummary,
     options: ReplayOptions,
     clock: Clock,
 ) -> ReplayReport:
     """Repeat a run and compare its weights with the recorded ones; end at the first round that differs."""
+    saved = manager.load()
     last = last_version(saved, options.until)
-    schedule = Schedule.from_records(read_schedule(saved.path.parents[1] / "schedule.jsonl"))
+    records = read_schedule(saved.path.parents[1] / "schedule.jsonl")
+    schedule = Schedule.from_records(records)
     callbacks = [] if options.on_round is None else [_OnRound(options.on_round, last)]
     stages = [(begin, spec) for begin, spec in stages if begin < last]
     ends = [*(begin for begin, _ in stages[1:]), last]
-    point, difference = StartPoint(), None
-    for (_, spec), end in zip(stages, ends, strict=True):
+    point, difference, num_compared = StartPoint(), None, 0
+    for (begin, spec), end in zip(stages, ends, strict=True):
         directory = options.directory if end == last else None
+        if directory is not None:
+            _copy_schedule(records, directory, begin)
         spec_here = replace(spec, log_dir=None if directory is None else directory / "logs")
         pace = RecordedPace(schedule, spec.seed, end, spec.num_collectors, saves=directory is not None)
         summary = replace(summary, directory=directory)
         point = _repeat(pace, spec_here, point, summary, callbacks, options.runtime, clock)
+        num_compared += pace.num_compared
         if (difference := pace.difference) is not None:
             break
-    repeated = learner_digest(point.parts["learner"])
-    recorded = learner_digest(saved.parts["learner"]) if last == saved.version else ""
-    identical = difference is None and recorded in ("", repeated)
+    repeated, recorded = learner_digest(point.parts["learner"]), _recorded_digest(manager, last)
+    identical: bool | None = difference is None and recorded in ("", repeated)
+    if identical and not recorded and not num_compared:
+        identical = None
     return ReplayReport(identical, repeated, recorded, point.version, saved.warnings, difference)
+
+
+def _recorded_digest(manager: CheckpointManager, version: int) -> str:
+    """Return the digest of the recorded learner at a version; empty without a good checkpoint of it."""
+    try:
+        return learner_digest(manager.load(version).parts["learner"]) if version in manager.versions() else ""
+    except CheckpointError:
+        return ""
+
+
+def _copy_schedule(records: Sequence[Record], directory: Path, version: int) -> None:
+    """Begin a schedule with the lines of earlier stages, as a replay repeats them."""
+    lines = [json.dumps(one, separators=(",", ":")) + "\n" for one in records if one["version"] < version]
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "schedule.jsonl").write_text("".join(lines))
 
 
 def last_version(saved: LoadedCheckpoint, until: int | None) -> int:

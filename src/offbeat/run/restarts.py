@@ -97,7 +97,7 @@ class RestartPolicy:
         delay_s = min(self._settings.restart_delay_s * 2.0 ** (self._in_a_row - 1), LONGEST_PAUSE_S)
         until_s = self._clock.now_s() + delay_s
         while (left_s := until_s - self._clock.now_s()) > 0:
-            if any(isinstance(request, StopRequested) for request in requests):
+            if any(isinstance(request, StopRequested) for request in tuple(requests)):
                 return
             self._clock.sleep(min(left_s, _LOOK_EVERY_S))
 

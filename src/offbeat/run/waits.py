@@ -56,8 +56,7 @@ class Waits:
     """The open rows. Those of one limit are in order of their start: a look at the first is enough."""
 
     def __init__(self) -> None:
-        # key -> wait, start of the time limit, start of the wait: these differ once the limit was over
-        self._by_limit: dict[float, dict[Hashable, tuple[Wait, float, float]]] = {}
+        self._by_limit: dict[float, dict[Hashable, tuple[Wait, float]]] = {}  # key -> wait, start
         self._limits: dict[Hashable, float] = {}
 
     def __contains__(self, key: Hashable) -> bool:
@@ -65,10 +64,10 @@ class Waits:
 
     def begin(self, wait: Wait, now_s: float) -> None:
         """Open a row; one of the same key starts again."""
-        self._enter(wait, now_s, now_s)
+        self._enter(wait, now_s, wait.limit_s)
 
-    def _enter(self, wait: Wait, since_s: float, begun_s: float) -> None:
-        key, limit_s = wait.key, wait.limit_s
+    def _enter(self, wait: Wait, since_s: float, limit_s: float) -> None:
+        key = wait.key
         before = self._limits.get(key)
         if before is not None:
             del self._by_limit[before][key]
@@ -76,7 +75,7 @@ class Waits:
         rows = self._by_limit.get(limit_s)
         if rows is None:
             rows = self._by_limit[limit_s] = {}
-        rows[key] = (wait, since_s, begun_s)
+        rows[key] = (wait, since_s)
 
     def end(self, key: Hashable) -> None:
         """Close a row, if it is open."""
@@ -87,34 +86,37 @@ class Waits:
     def shift(self, by_s: float) -> None:
         """Extend every deadline, by the time in which this process was suspended."""
         for rows in self._by_limit.values():
-            for key, (wait, since_s, begun_s) in rows.items():
-                rows[key] = (wait, since_s + by_s, begun_s + by_s)
+            for key, (wait, since_s) in rows.items():
+                rows[key] = (wait, since_s + by_s)
 
     def expired(self, now_s: float) -> list[Wait]:
-        """Return the rows whose limit is over; the limit of each starts again, so that it is named once."""
+        """Return the rows whose limit is over. Each is returned once, and stays open without a limit."""
         found: list[tuple[Wait, float]] = []
         for limit_s, rows in self._by_limit.items():
-            for wait, since_s, begun_s in rows.values():
+            for wait, since_s in rows.values():
                 if now_s - since_s <= limit_s:
                     break
-                found.append((wait, begun_s))
-        for wait, begun_s in found:
-            self._enter(wait, now_s, begun_s)
+                found.append((wait, since_s))
+        for wait, since_s in found:
+            self._enter(wait, since_s, math.inf)
         return [wait for wait, _ in found]
+
+    def deadline_s(self, key: Hashable) -> float:
+        """Return when a row expires; infinity when it is not open or has expired."""
+        limit_s = self._limits.get(key, math.inf)
+        return math.inf if math.isinf(limit_s) else self._by_limit[limit_s][key][1] + limit_s
 
     def next_s(self) -> float:
         """Return the earliest deadline; infinity when no row has one."""
-        firsts = (next(iter(rows.values())) for rows in self._by_limit.values() if rows)
-        return min((since_s + wait.limit_s for wait, since_s, _ in firsts), default=math.inf)
+        firsts = ((limit_s, next(iter(rows.values()))) for limit_s, rows in self._by_limit.items() if rows)
+        return min((since_s + limit_s for limit_s, (_, since_s) in firsts), default=math.inf)
 
     def rows(self, now_s: float) -> list[Pending]:
         """Return all open rows, the longest wait first."""
-        pending = [
-            Pending(wait, now_s - begun_s)
-            for rows in self._by_limit.values()
-            for wait, _, begun_s in rows.values()
-        ]
-        return sorted(pending, key=lambda row: -row.waited_s)
+        rows = (row for rows in self._by_limit.values() for row in rows.values())
+        return sorted(
+            (Pending(wait, now_s - since_s) for wait, since_s in rows), key=lambda row: -row.waited_s
+        )
 
     def phase(self, progress: Mapping[str, str] | None = None) -> str:
         """Return the phase of the run: the text of the newest row that has one, empty when it collects.
@@ -122,7 +124,7 @@ class Waits:
         ``progress``: reports by component. That of the component which the row waits for is appended.
         """
         rows = (row for rows in self._by_limit.values() for row in rows.values())
-        phases = ((begun_s, wait.phase, _text(wait.whom)) for wait, _, begun_s in rows if wait.phase)
+        phases = ((since_s, wait.phase, _text(wait.whom)) for wait, since_s in rows if wait.phase)
         _, phase, whom = max(phases, default=(0.0, "", ""))
         report = (progress or {}).get(whom)
         return f"{phase}: {report}" if report else phase
