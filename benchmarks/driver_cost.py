@@ -168,7 +168,9 @@ def show(before: Figures, after: Figures) -> list[str]:
 def number(value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
+    if value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
 
 
 @contextlib.contextmanager
