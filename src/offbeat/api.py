@@ -1,4 +1,4 @@
-"""What users call: train, resume, evaluate, play, replay, digest."""
+"""Functions for users: train, resume, evaluate, play, replay, digest."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def resume(
     overrides: Overrides | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
-    """Go on with a run from its newest good checkpoint, or from its beginning if it has none yet.
+    """Continue a run from its newest good checkpoint, or from its start if it has none yet.
 
-    Overrides stay with the run: what comes after them goes on with them, also in its replay.
+    Overrides stay with the run: later starts use them too, and so does its replay.
     """
     config = load_for_resume(run_dir, overrides or ())
     prepared = prepare_resume(run_dir, overrides or (), config)

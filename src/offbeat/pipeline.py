@@ -144,7 +144,7 @@ class Pipeline:
         """Repeat the run in ``run_dir`` and compare the weights with the recorded ones.
 
         It ends at the first round whose published weights differ. ``later`` are the specs of a run that was
-        resumed with other settings, by the version they began at. ``on_round(version, rounds)`` is called
+        resumed with other settings, by the version they started at. ``on_round(version, rounds)`` is called
         after each round. ``until``: stop at this version, and with ``directory`` leave a run there that can
         be resumed.
         """

@@ -32,7 +32,7 @@ class Collector(Protocol):
     def accept(self, ticket: Ticket, begun: StateTree | None = None, script: Sequence[int] = ()) -> None:
         """Take a ticket; it may come before the ones before it are finished.
 
-        ``begun``: work on it that another collector had begun. ``script``: versions to load, when a run is
+        ``begun``: work on it that another collector had started. ``script``: versions to load, when a run is
         repeated.
         """
         ...
@@ -73,7 +73,7 @@ class SerialCollector(Protocol):
 
 @runtime_checkable
 class InPlaceCollector(Protocol):
-    """A serial collector that writes its arrays where it is told: straight into shared memory."""
+    """A serial collector that writes its arrays into given memory: straight into shared memory."""
 
     def segment_spec(self) -> dict[str, ArraySpec]:
         """Return names, shapes and dtypes of the arrays in a segment's data."""
@@ -93,7 +93,7 @@ class Learner(Protocol):
         ...
 
     def weights(self) -> Any:
-        """What collectors need to act, as a snapshot: a dict of numpy arrays, or any picklable object."""
+        """Return a snapshot of what collectors act with: a dict of numpy arrays, or any picklable object."""
         ...
 
     def state_dict(self) -> StateTree:
@@ -101,7 +101,7 @@ class Learner(Protocol):
         ...
 
     def load_state_dict(self, state: StateTree) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         ...
 
 
@@ -115,7 +115,7 @@ class Publisher(Protocol):
 
 
 def published(learner: Learner) -> Any:
-    """What a learner sends to collectors."""
+    """Return what a learner sends to collectors."""
     return learner.published() if isinstance(learner, Publisher) else learner.weights()
 
 
@@ -142,7 +142,7 @@ class Ranks(Protocol):
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         ...
 
     def sum_(self, tensor: Any) -> None:

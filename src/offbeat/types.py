@@ -67,7 +67,7 @@ class RemoteData(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What one ticket yields.
+    """Result of one ticket.
 
     ``data`` is a mapping of arrays for offbeat's own algorithms and any object for a user's function.
     ``versions`` holds the version behind each step or token (one entry when all are the same);
@@ -117,7 +117,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one round trains: its segments in training order.
+    """Input of one round: its segments in training order.
 
     ``version`` is the learner's version before the round; ``off_policy_degree`` the dial in force.
     """

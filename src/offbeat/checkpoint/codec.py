@@ -19,7 +19,7 @@ from offbeat.errors import CheckpointError
 from offbeat.types import Array, StateTree
 
 Json = Any
-"""What ``json.dumps`` takes."""
+"""A value that ``json.dumps`` takes."""
 
 _MAX_DEPTH = 100
 _DTYPES = frozenset(

@@ -73,7 +73,7 @@ def remove_tree(path: Path) -> None:
 
 
 def process_alive(pid: int) -> bool:
-    """Whether a process of this number exists on this machine."""
+    """Return True if a process of this number exists on this machine."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedCheckpoint:
-    """A verified checkpoint. ``warnings`` tells which newer ones were passed over, and why.
+    """A verified checkpoint. ``warnings`` name the newer ones that were passed over, and why.
 
     Example: ``LoadedCheckpoint(50, {"learner": {...}}, {"actor.0.weight": w}, path, 212.0, ())``.
     """
@@ -97,7 +97,7 @@ class CheckpointManager:
         return _best_of(self._manifests())
 
     def path(self, version: int) -> Path:
-        """Where the checkpoint of this version is, or would be."""
+        """Return the directory of this version's checkpoint, which need not exist."""
         return self.directory / f"step_{version:08d}"
 
     # ------------------------------------------------------------ saving
@@ -113,7 +113,7 @@ class CheckpointManager:
 
         It appears under its name only when every byte is on the disk. When it cannot be written, raises
         CheckpointError, leaves nothing behind and the older ones as they were. Checkpoints of higher
-        versions belong to a future that was given up by going on from an older one: they are removed.
+        versions belong to a future that was given up by continuing from an older one: they are removed.
         """
         temporary = self._beside("writing", version)
         try:

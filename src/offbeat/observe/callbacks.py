@@ -27,7 +27,7 @@ MetricValue = float | str
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What a run is, in a line. ``stop_return``: it may end before its last round, for reaching that.
+    """Description of a run in a line. ``stop_return``: it may end before its last round, for reaching that.
 
     Example: ``RunSummary("cartpole", "ppo", "CartPole-v1", "processes", 2, 300, 1, Path("runs/x"))``.
     """
@@ -45,7 +45,7 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True)
 class RunControl:
-    """What can be done to a run while it runs, from a callback or any other thread.
+    """Controls of a running run, for callbacks and any other thread.
 
     ``stop(reason)`` ends it cleanly, ``finish(reason)`` says that its goal is reached (it is evaluated as at
     the end), ``turn(k)`` turns ``off_policy_degree``.
@@ -58,7 +58,7 @@ class RunControl:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """The run begins, or goes on at ``resumed_from``; ``control`` acts on it at any later time."""
+    """The run starts, or continues at ``resumed_from``; ``control`` acts on it at any later time."""
 
     summary: RunSummary
     control: RunControl
@@ -119,7 +119,7 @@ class WorkerLostInfo:
 class FinishInfo:
     """The run is over, well (``error`` is None) or badly.
 
-    ``restart`` is not None when it is begun again from a checkpoint, and says so in words.
+    ``restart`` is not None when it is restarted from a checkpoint, and gives the reason.
     """
 
     version: int

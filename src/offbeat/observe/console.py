@@ -1,4 +1,4 @@
-"""What a run shows while it runs: one live display on a terminal, plain lines elsewhere."""
+"""Display of a running run: one live display on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -114,27 +114,27 @@ class PlainConsole(Display):
             self._say(f"writes to {self._summary.directory}")
 
     def on_round(self, info: RoundInfo) -> None:
-        """Tell how it goes, when the last time is long enough ago."""
+        """Print a line of metrics, when the last one is long enough ago."""
         if self._clock() - self._told_at_s >= self._interval_s:
             self._told_at_s = self._clock()
             self._say(self._progress(info.version, info.metrics))
 
     def refresh(self, phase: Callable[[], str]) -> None:
-        """Tell the phase when nothing was told for long."""
+        """Print the phase after 20 s without a line."""
         if self._clock() - self._phase_at_s >= _LONG_PHASE_S and (text := phase()):
             self._say(f"{text} …")
 
     def on_eval(self, info: EvalInfo) -> None:
-        """Tell an evaluation's result."""
+        """Print an evaluation's result."""
         result = plain(number(info.metrics, "eval/return_mean"))
         self._say(f"evaluation of version {info.version}: return {result}")
 
     def on_checkpoint(self, info: CheckpointInfo) -> None:
-        """Tell that a checkpoint is on the disk."""
+        """Print that a checkpoint is on the disk."""
         self._say(f"checkpoint of version {info.version} ({info.seconds:.2f} s)")
 
     def on_worker_lost(self, info: WorkerLostInfo) -> None:
-        """Tell that a collector was lost."""
+        """Print that a collector was lost."""
         self._say(f"collector {info.lane} lost: {info.reason} (restart {info.restarts})")
 
     def on_notice(self, text: str) -> None:
@@ -142,7 +142,7 @@ class PlainConsole(Display):
         self._say(text)
 
     def on_finish(self, info: FinishInfo) -> None:
-        """Tell how it ended."""
+        """Print how the run ended."""
         if info.metrics:
             self._say(self._progress(info.version, info.metrics))
         self._say(_ending(info))
@@ -253,7 +253,7 @@ class RichConsole(Display):
         self._above(text)
 
     def on_finish(self, info: FinishInfo) -> None:
-        """Draw the last state, close the display and tell how it ended."""
+        """Draw the last state, close the display and print how the run ended."""
         self._frame.version = info.version
         self._frame.metrics.update(info.metrics)
         if self._live is not None:

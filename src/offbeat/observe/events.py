@@ -34,7 +34,7 @@ class EventLog:
 
     Kinds in use: start, resume, round, eval, checkpoint, worker_lost, health, stall, restart, rollback, dial,
     notice, gap, finish. Records that belong to a version carry it as ``version``; rounds and evaluations
-    carry their numbers as ``metrics``. ``time`` is in seconds since 1970. ``on_fault`` is told, once, when
+    carry their numbers as ``metrics``. ``time`` is in seconds since 1970. ``on_fault`` is called, once, when
     the file cannot be written.
     """
 
@@ -60,7 +60,7 @@ class ScheduleLog:
     """Appends to ``schedule.jsonl``, from which a run can be repeated bit for bit.
 
     A checkpoint keeps `offset`; a resumed run first goes back to it with `truncate`, so that the file always
-    tells one story without repetition. ``on_fault`` is told, once, when the file cannot be written.
+    holds one history without repetition. ``on_fault`` is called, once, when the file cannot be written.
     """
 
     def __init__(self, path: str | Path, on_fault: Callable[[str], None] = _log.warning) -> None:
@@ -80,7 +80,7 @@ class ScheduleLog:
 
     @property
     def gap(self) -> bool:
-        """Whether records are missing at the end of the file that it does not yet say are missing."""
+        """True while records are missing at the end of the file without a record that says so."""
         return self._journal.gap
 
     def offset(self) -> int:
@@ -137,7 +137,7 @@ def read_schedule(path: str | Path) -> list[Record]:
 
 
 class _Journal:
-    """A file of JSON lines that only grows, except when it is told to go back.
+    """A file of JSON lines that only grows, except when it is truncated.
 
     ``gap``: records are missing since the last one written, and the file does not say so yet.
     """

@@ -32,7 +32,7 @@ _INSTALL = 'pip install "offbeat[video]"'
 
 
 def missing_package(path: Path) -> str | None:
-    """What has to be installed before this film can be made; None when nothing is missing."""
+    """Return what has to be installed before this video can be written; None when nothing is missing."""
     try:
         module = importlib.import_module(_NEEDS[path.suffix])
         if path.suffix == ".mp4":

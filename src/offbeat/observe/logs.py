@@ -26,7 +26,7 @@ def open_log(
 
     With ``whole_process`` the file also takes what offbeat's modules log in this process: right for the run
     itself (the default for ``run``) and for a worker that has a process of its own. When the file cannot be
-    written, ``on_fault`` is told, once and from the thread that logs; without it stderr is.
+    written, ``on_fault`` is called, once and from the thread that logs; without it stderr is.
     """
     logger = logging.getLogger(f"offbeat.role.{role}")
     logger.setLevel(level)
@@ -79,7 +79,7 @@ class _FileHandler(logging.FileHandler):
         self._has_told = False
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Tell of the first line that the disk did not take; other errors are those of the caller."""
+        """Report the first line that could not be written; other errors are those of the caller."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)

@@ -378,7 +378,7 @@ class Meter:
         }
 
     def load_state_dict(self, state: Mapping[str, StateTree], ready: Collection[int]) -> None:
-        """Continue from a saved state; the first window begins with the next event that starts one.
+        """Continue from a saved state; the first window starts with the next event that opens one.
 
         ``ready`` are the tickets whose segments were restored.
         """

@@ -12,7 +12,7 @@ from offbeat.types import StateTree
 class ScheduleRecorder:
     """Formats the lines of a `ScheduleLog`.
 
-    ``incarnation(collector)`` tells how often a collector was made anew, ``rollbacks`` how often the run went
+    ``incarnation(collector)`` is the number of restarts of a collector, ``rollbacks`` how often the run went
     back to collect other samples.
     """
 

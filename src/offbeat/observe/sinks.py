@@ -1,4 +1,4 @@
-"""Where metrics go besides ``events.jsonl``."""
+"""Sinks for metrics besides ``events.jsonl``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Sink(Protocol):
 
 
 class SinkList:
-    """Several sinks as one. One that the disk fails is given up, and ``on_fault`` is told."""
+    """Several sinks as one. One that the disk fails is given up, and ``on_fault`` is called."""
 
     def __init__(self, sinks: Sequence[Sink] = (), on_fault: Callable[[str], None] = _log.warning) -> None:
         self.sinks = tuple(sinks)
@@ -73,7 +73,7 @@ def make_sinks(
     """Open the sinks that the section ``observe`` asks for, for the run in ``directory``.
 
     ``tensorboard`` None means: when it is installed. ``config`` is shown by W&B beside the curves.
-    ``on_fault`` is told of a sink that is given up because the disk failed it.
+    ``on_fault`` is called for a sink that is given up because the disk failed it.
     """
     sinks: list[Sink] = []
     if _wants_tensorboard(tensorboard):

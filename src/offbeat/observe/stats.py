@@ -26,7 +26,7 @@ left {time/eta_s:t}"""
 
 
 def component_statistics(metrics: Mapping[str, MetricValue]) -> str:
-    """What each component has done and is waiting for, as a few lines of text."""
+    """Format what each component has done and is waiting for, as a few lines of text."""
     return fill(_BLOCK, metrics)
 
 

@@ -1,4 +1,4 @@
-"""What the run costs the machine: memory and processor time of its processes, memory on the device."""
+"""Resource use of a run: memory and processor time of its processes, memory on the device."""
 
 from __future__ import annotations
 

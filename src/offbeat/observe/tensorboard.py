@@ -28,7 +28,7 @@ _SYNCHRONOUS = {
     "Sync/UpdateTime": "time/train_s",
     "Sync/FirstRatioMaxDev": "learn/first_ratio_max_dev",
 }
-"""What synchronous runs write as well, and where it comes from."""
+"""Additional tags of synchronous runs, and the metrics that they show."""
 
 _FLUSH_INTERVAL_S = 1.0
 
@@ -36,7 +36,7 @@ _FLUSH_INTERVAL_S = 1.0
 class TensorBoardSink:
     """Writes scalars into ``directory``, one event file per start of the run.
 
-    ``resumed_from`` tells TensorBoard to forget what an interrupted attempt wrote beyond that version.
+    ``resumed_from`` makes TensorBoard drop what an interrupted attempt wrote beyond that version.
     """
 
     def __init__(

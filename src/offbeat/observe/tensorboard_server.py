@@ -48,7 +48,7 @@ class TensorBoardServer:
         return self._process.pid
 
     def news(self) -> str | None:
-        """What the user should know and was not told yet: that it is up, where, or that it has ended."""
+        """Return the next message for the user, if any: the address it serves at, or that it has ended."""
         assert self._process.stdout is not None
         with contextlib.suppress(BlockingIOError):
             self._told += os.read(self._process.stdout.fileno(), _MOST_TOLD_BYTES)
@@ -77,7 +77,7 @@ class TensorBoardServer:
 
 
 def _log_file(directory: Path) -> contextlib.AbstractContextManager[IO[bytes] | int]:
-    """Where the child's output goes; nowhere, when there is no file that can be written."""
+    """Open the file for the child's output; the null device, when no file can be written."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         return open(directory / "tensorboard.log", "ab", buffering=0)

@@ -11,7 +11,7 @@ from offbeat.observe.callbacks import MetricValue
 
 _DASH = "–"
 REPLAY_METRIC = "learn/replay_size"
-"""What only learners with a replay report: there the age of samples is not bounded by k."""
+"""A metric of learners with a replay only: there the age of samples is not bounded by k."""
 
 
 def fill(template: str, metrics: Mapping[str, MetricValue]) -> str:

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class WandbSink:
-    """One W&B run per run directory: a resumed run goes on in the same one.
+    """One W&B run per run directory: a resumed run continues the same W&B run.
 
     W&B reads ``WANDB_MODE``, ``WANDB_API_KEY`` and its other variables as usual. When it cannot reach its
     server or has no account, the run is written offline, to be uploaded later with ``wandb sync``.

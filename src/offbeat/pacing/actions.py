@@ -51,7 +51,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Start a collector anew as this incarnation, as a recorded run did."""
+    """Restart a collector as this incarnation, as a recorded run did."""
 
     collector: int
     incarnation: int
@@ -110,17 +110,17 @@ class Pace(Protocol):
 
     @property
     def warm_at_s(self) -> float:
-        """Earliest time of the first round; minus infinity once it has begun."""
+        """Earliest time of the first round; minus infinity once it has started."""
         ...
 
     @property
     def is_ending(self) -> bool:
-        """Tell whether no further round begins."""
+        """True when no further round starts."""
         ...
 
     @property
     def is_held(self) -> bool:
-        """Tell whether nothing happens before somebody opens a gate."""
+        """True when nothing happens before a gate is opened."""
         ...
 
     def counts(self) -> Counts:
@@ -136,7 +136,7 @@ class Pace(Protocol):
         ...
 
     def start(self, now_s: float) -> Sequence[Action]:
-        """Begin, or continue after a saved state was loaded."""
+        """Start, or continue after a saved state was loaded."""
         ...
 
     def apply(self, event: Event, now_s: float) -> Sequence[Action]:

@@ -10,7 +10,7 @@ from offbeat.pacing.events import Signals
 
 @dataclass(frozen=True, slots=True)
 class AutoConfig:
-    """How the tuner moves. Idle shares and gains are fractions, ``window`` is rounds, patience is windows.
+    """Settings of the tuner. Idle shares and gains are fractions, ``window`` is rounds, patience is windows.
 
     ``min_gain`` is the change in time per round below which two settings count as equally fast.
     """
@@ -44,7 +44,7 @@ class _Mean:
 
 @dataclass(slots=True)
 class _Window:
-    """What was measured at one k. The first ``settling`` rounds still belong to the k before."""
+    """Measurements at one k. The first ``settling`` rounds still belong to the k before."""
 
     settling: int
     round_s: _Mean = field(default_factory=_Mean)
@@ -69,7 +69,7 @@ class _Window:
         return min(self.collect_idle.value or 0.0, self.train_idle.value or 0.0)
 
     def costly(self, config: AutoConfig) -> bool:
-        """Whether the data says that staleness costs too much."""
+        """Return True if the data says that staleness costs too much."""
         ess, kl = self.ess.value, self.behaviour_kl.value
         return (ess is not None and ess < config.min_ess) or (kl is not None and kl > config.max_behaviour_kl)
 
@@ -155,7 +155,7 @@ class AutoDial:
             self.degree += self._trial[0]
 
     def state_dict(self) -> dict[str, Any]:
-        """What the tuner has learned, as plain numbers."""
+        """Return what the tuner has learned, as plain numbers."""
         limits = {"ceiling": self._ceiling, "floor": self._floor}
         return {
             "degree": self.degree,
@@ -163,7 +163,7 @@ class AutoDial:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state; the running window starts anew."""
+        """Continue from a saved state; the running window starts again."""
         self.degree = min(state["degree"], self.config.maximum)
         self._ceiling, self._floor = _Limit(*state["ceiling"]), _Limit(*state["floor"])
         self._window, self._trial = _Window(settling=self.degree + 1), None

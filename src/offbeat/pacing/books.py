@@ -37,15 +37,15 @@ def _require(condition: bool, kind: str, text: str, *values: object) -> None:
 
 
 def gates_at_first(config: PaceConfig) -> GatesSet:
-    """How the gates stand before anybody has touched them."""
+    """Return the gates as they are at the start."""
     return GatesSet(collect=False, until=0) if config.stepwise else GatesSet()
 
 
 @dataclass(slots=True)
 class Books:
-    """Where every ticket is, which version produced every segment, and who is busy with what.
+    """State of every ticket, version behind every segment, and work of every component.
 
-    ``dial`` is the setting somebody chose (-1: auto); ``always_zero`` says that k was 0 all along, so that
+    ``dial`` is the chosen setting (-1: auto); ``always_zero`` says that k was 0 all along, so that
     not even the order of training may depend on timing. ``tickets`` are as last issued; ``born_under``
     maps a ticket to the k in force when it was first issued, ``ready`` to the oldest version behind its
     segment. ``failures`` counts failed publishes in a row. A round's segments stay in ``ready`` until the
@@ -120,7 +120,7 @@ class Books:
         self._check_interval(ticket, now_s)
 
     def _is_collecting(self) -> bool:
-        """Whether a gate is open through which a new ticket may go."""
+        """Return True if a gate is open through which a new ticket may go."""
         next_round, until = self.version + (self.training is not None), self.gates.until
         return self.gates.collect or (until is not None and next_round < until)
 
@@ -157,7 +157,7 @@ class Books:
     # ------------------------------------------------------------ rounds
 
     def train(self, action: Train, degree: int) -> float:
-        """A round begins; return the mean staleness of its segments."""
+        """Start a round; return the mean staleness of its segments."""
         _require(self.training is None, CONTRACT, "{} during another round", action)
         _require(not self.eval_blocks, CONTRACT, "{} during a blocking evaluation", action)
         _require(action.version == self.version, CONTRACT, "{} at version {}", action, self.version)
@@ -185,7 +185,7 @@ class Books:
             _require(newest, BOUND, "{} at k = 0 trains older segments", action)
 
     def _due_by(self, version: int) -> int:
-        """Segments that a run at k = 0 has used when this round begins."""
+        """Return the number of segments that a run at k = 0 has used when this round starts."""
         if self.config.mode == "stream":
             return (version + 1) * self.config.segments_per_round
         return self.config.replay_limit(version, 0) if version >= 0 else 0
@@ -245,7 +245,7 @@ class Books:
     # ------------------------------------------------------------ evaluation, end, restart
 
     def evaluate(self, action: Evaluate) -> None:
-        """An evaluation begins."""
+        """Start an evaluation."""
         idle = self.eval_running is None and self.training is None
         _require(idle, CONTRACT, "{} while something else is under way", action)
         fits = action.version == self.version and action.blocking != self.config.async_eval
@@ -279,7 +279,7 @@ class Books:
             _require(used_up, CONSERVATION, "{} segments trained, {} left over", len(self.trained), left)
 
     def after_crash(self, keeps_segments: bool) -> Books:
-        """The books of a run that goes on from here: what was running is lost, what was ready if not kept."""
+        """Return the books of a run that continues from here: ready segments survive only if kept."""
         return replace(
             self,
             asked_to_publish=-1,

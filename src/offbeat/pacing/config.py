@@ -12,7 +12,7 @@ AUTO = -1
 
 
 def not_stepwise(degree: int) -> str:
-    """Why a run with this dial cannot go step by step, and what to do instead."""
+    """Return the error text for a dial with which a run cannot go step by step."""
     auto = " (auto)" if degree == AUTO else ""
     return (
         f"a run that goes step by step is strictly synchronous, but off_policy_degree is {degree}{auto}: "

@@ -135,7 +135,7 @@ class Coordinator:
 
     @property
     def is_ending(self) -> bool:
-        """True when no further round begins: all are trained, or the run was asked to end."""
+        """True when no further round starts: all are trained, or the run was asked to end."""
         asked = self._stop_reason is not None or self._goal is not None
         return asked or self._finished or self.version >= self.config.rounds
 
@@ -146,7 +146,7 @@ class Coordinator:
 
     @property
     def is_held(self) -> bool:
-        """True when nothing is under way, and nothing will be before somebody opens a gate."""
+        """True when nothing is under way, and nothing will be before a gate is opened."""
         is_busy = self._training is not None or self._evaluating.running is not None or self.is_publishing
         out = self.ledger.num(RUNNING) + self.ledger.num(LOST)
         if is_busy or out or self.is_ending or self.published < 0:
@@ -160,7 +160,7 @@ class Coordinator:
 
     @property
     def warm_at_s(self) -> float:
-        """Earliest time at which the first round may begin; long ago once it has."""
+        """Earliest time at which the first round may start; long ago once it has."""
         return self._warm_at_s if self.version == 0 and self._warm_at_s is not None else -math.inf
 
     def counts(self) -> Counts:
@@ -172,7 +172,7 @@ class Coordinator:
         return self.ledger.num_outstanding / self.config.segments_per_round
 
     def can_train(self, now_s: float) -> bool:
-        """Tell whether the next round could begin now, as far as its gate does not matter."""
+        """Return True if the next round could start now, apart from its gate."""
         is_busy = self._training is not None or self._blocked_by_eval() or self._is_warming_up(now_s)
         return not (is_busy or self.is_ending or self.published < 0) and self._has_round()
 
@@ -217,7 +217,7 @@ class Coordinator:
     # ------------------------------------------------------------ events
 
     def start(self, now_s: float) -> Sequence[Action]:
-        """Begin, or continue after `load_state_dict`: publish what the learner has, evaluate what was due."""
+        """Start, or continue after `load_state_dict`: publish what the learner has, evaluate what was due."""
         self._checkpointed_at_s = now_s
         self._warm_at_s = now_s + self.config.warmup_s
         if self.version >= self.config.rounds:
@@ -425,7 +425,7 @@ class Coordinator:
         """Issue lost tickets again, in order, with newer weights and the old deadline.
 
         A ticket goes back to its own collector once that is up again. Above k = 0 a free collector takes
-        it before, so that nobody waits for a collector to start.
+        it before, so that no work waits for a collector to start.
         """
         lost = self.ledger.lost
         while lost:
@@ -454,7 +454,7 @@ class Coordinator:
         return self._gates.until is None or self.version < self._gates.until
 
     def _may_collect(self) -> bool:
-        """Tell whether the gate for tickets is open, or that of a round which still needs some."""
+        """Return True if the gate for tickets is open, or that of a round which still needs some."""
         until = self._gates.until
         return self._gates.collect or (until is not None and self.next_round < until)
 
@@ -474,7 +474,7 @@ class Coordinator:
         return None if (share := self._replay_share()) is None else self.ledger.first_arrived(share)
 
     def _has_round(self) -> bool:
-        """Tell whether the segments that the next round needs have arrived."""
+        """Return True if the segments that the next round needs have arrived."""
         return (self._earliest() if self.config.mode == "stream" else self._replay_share()) is not None
 
     def _earliest(self) -> dict[int, int] | None:
@@ -544,7 +544,7 @@ class Coordinator:
         return reseed(derive_seed(self.config.seed, "collect", number), self.rollbacks)
 
     def _may_issue(self, now_s: float) -> bool:
-        """Tell whether everything but deadlines and collectors allows one more ticket."""
+        """Return True if everything but deadlines and collectors allows one more ticket."""
         config = self.config
         if self._issued_at_s is not None and now_s < self._issued_at_s + config.issue_interval_s:
             return False
@@ -560,7 +560,7 @@ class Coordinator:
         return issued < config.replay_limit(self.version, self._degree)
 
     def _in_lockstep(self) -> bool:
-        """Tell whether learner and publisher are done: only then may a replay run at k = 0 collect.
+        """Return True if learner and publisher are done: only then may a replay run at k = 0 collect.
 
         Streams need no such check, there older weights or a round under way leave no ticket in time.
         """
@@ -572,11 +572,11 @@ class Coordinator:
         return self.config.mode == "replay" or self._rule(deadlines, self.next_round, size)
 
     def _next_free(self) -> int | None:
-        """The collector of the next ticket, None while it has to wait for one.
+        """Return the collector of the next ticket, None while it has to wait for one.
 
         At k = 0 ticket n belongs to collector n mod N, whoever is free: that makes the order of experience,
         and so the weights, independent of timing. Above 0 collectors take turns, and one that holds as many
-        tickets as it wants is passed over, so a slow collector holds nobody up.
+        tickets as it wants is passed over, so a slow collector holds no other up.
         """
         turn = len(self.ledger) % self.config.num_collectors
         if self._degree == 0:
@@ -586,7 +586,7 @@ class Coordinator:
     # ------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the clock: tickets, versions, dial. A round under way counts as not begun."""
+        """Return tickets, versions and dial, without the clock. A round under way counts as not started."""
         evaluating = self._evaluating
         interrupted = evaluating.running is not None
         return {

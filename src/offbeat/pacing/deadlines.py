@@ -16,7 +16,7 @@ class BoundBroken(PromiseBroken):
 
 
 def feasible(deadlines: Mapping[int, int], next_round: int, segments_per_round: int) -> bool:
-    """Tell whether rounds ``next_round``, ``next_round + 1``, … of S segments can meet all deadlines.
+    """Return True if rounds ``next_round``, ``next_round + 1``, … of S segments can meet all deadlines.
 
     ``deadlines`` maps a deadline to the number of segments that have it. Taking segments in order of
     deadline, the i-th is trained in round r + i div S, so the condition r + i div S <= D[i] for all i is,

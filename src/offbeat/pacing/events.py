@@ -189,7 +189,7 @@ class GatesSet:
     """Manual gates on issuing and training, for step-by-step runs.
 
     ``collect``: new tickets may be issued. ``until``: rounds below this version may be trained, and tickets
-    that they still need be issued; None: all. Work that has begun continues, whatever is closed.
+    that they still need be issued; None: all. Work that has started continues, whatever is closed.
     """
 
     collect: bool = True
@@ -319,4 +319,4 @@ Event = (
 )
 
 Handlers = Mapping[type, Callable[[Any, float], None]]
-"""What an observer does with the kinds of events that it wants: ``handle(event, now_s)``."""
+"""Handlers of an observer by kind of event: ``handle(event, now_s)``."""

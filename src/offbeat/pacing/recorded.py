@@ -150,7 +150,7 @@ class RecordedPace:
 
     @property
     def is_ending(self) -> bool:
-        """Tell whether no further round begins."""
+        """True when no further round starts."""
         return self._finished or self._stop_reason is not None or self.version >= self.rounds
 
     @property
@@ -259,7 +259,7 @@ class RecordedPace:
         return actions if self._stop_reason is None else self._finish(self._stop_reason)
 
     def _next_tickets(self, collector: int) -> list[Action]:
-        """Issue a collector's tickets, and start it anew where the recorded run did."""
+        """Issue a collector's tickets, and restart it where the recorded run did."""
         queue, actions = self._queues[collector], list[Action]()
         while queue and collector in self._up:
             segment = queue[0]

@@ -15,11 +15,11 @@ _DEGREES = (AUTO, AUTO, 0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8)
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What goes wrong and when. Shares in [0, 1], times in simulated seconds.
+    """Faults of a schedule. Shares in [0, 1], times in simulated seconds.
 
     ``loss`` is the share of tickets whose collector dies in the middle, ``kills`` are (time, collector) of
     collectors that die whatever they do, ``publish_breaks_at`` is the attempt from which on every
-    publish fails, ``crashes`` are the times at which the whole run dies and goes on from its checkpoint,
+    publish fails, ``crashes`` are the times at which the whole run dies and continues from its checkpoint,
     which holds the segments that had arrived if it ``keeps_segments``.
     """
 
@@ -36,7 +36,7 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """Somebody closes gates at a time and opens them ``for_s`` seconds later.
+    """Gates that are closed at a time and opened ``for_s`` seconds later.
 
     ``collect`` is whether tickets may be issued meanwhile, ``rounds`` how many may be trained (None: any).
     """
@@ -54,7 +54,7 @@ class Schedule:
     ``tail`` is the exponent of a Pareto factor on collect and train times (small is heavy, None is
     steady), ``grid_s`` rounds times up so that things happen at once, ``newer`` is the share of
     segments made with newer weights than their ticket names, ``ess_cost`` is how much effective sample
-    size a round of staleness costs, ``think_s`` is how long somebody thinks who goes step by step, and
+    size a round of staleness costs, ``think_s`` is the user's pause between two steps of a stepwise run, and
     ``busy_s`` how long at most the driver is busy between two steps (None: it decides after each event).
     """
 
@@ -107,7 +107,7 @@ def draw_schedule(seed: int) -> Schedule:
 
 
 def _with_driver(schedule: Schedule, rng: Random, length_s: float) -> Schedule:
-    """Let somebody close gates now and then, or go step by step where k is 0; let the driver be busy."""
+    """Close gates now and then, or go step by step where k is 0; keep the driver busy."""
     config = schedule.config
     if config.off_policy_degree == 0 and rng.random() < 0.4:
         config = replace(config, stepwise=True)

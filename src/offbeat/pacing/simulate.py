@@ -1,7 +1,7 @@
 """A discrete-event simulator that drives the very same coordinator through random schedules with faults.
 
 ``python -m offbeat.pacing.simulate --schedules 100000 --json`` tries the promises; its own books, kept
-apart from the coordinator's, tell whether they held. ``--rule lag`` shows what the usual rule does.
+apart from the coordinator's, check them. ``--rule lag`` shows what the usual rule does.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ def no_rule(deadlines: Mapping[int, int], next_round: int, segments_per_round: i
 RULES: dict[str, Feasible] = {"deadline": feasible, "lag": lag_rule, "none": no_rule}
 
 _Happening = tuple[float, float, int, bool, Callable[..., None], tuple[Any, ...]]
-"""When, a random number that orders what happens at once, a number, from outside?, what, with what."""
+"""Time, random tie-breaker, number, True if it comes from outside, function, its arguments."""
 
 
 @dataclass(slots=True)
 class _Collector:
-    """A simulated collector. ``life`` counts its incarnations: what an older one had begun is void."""
+    """A simulated collector. ``life`` counts its incarnations: work of an older one is void."""
 
     up: bool = False
     life: int = 0
@@ -95,14 +95,14 @@ class _Collector:
 
 @dataclass(slots=True)
 class _Meter:
-    """How busy learner and collectors were since the last round ended."""
+    """Busy time of learner and collectors since the last round ended."""
 
     since_s: float = 0.0
     collect_s: float = 0.0
     train_s: float = 0.0
 
     def signals(self, now_s: float, num_collectors: int, ess: float) -> Signals:
-        """Return what a runtime would measure, and begin anew."""
+        """Return what a runtime would measure, and reset."""
         round_s = now_s - self.since_s
         collect_idle = 1 - self.collect_s / (round_s * num_collectors) if round_s else 0.0
         train_idle = 1 - self.train_s / round_s if round_s else 0.0
@@ -165,7 +165,7 @@ class Simulation:
         return typical_s if tail is None else typical_s * self._rng.paretovariate(tail)
 
     def _plan_from_outside(self) -> None:
-        """What happens whatever the run does; it never counts as the run's own progress."""
+        """Plan the events that no action of the run causes; they never count as its progress."""
         faults = self.schedule.faults
         for at_s, degree in self.schedule.dial_turns:
             self._at(at_s, self._turn, degree, from_outside=True)
@@ -384,7 +384,7 @@ class Simulation:
         self._tell(gates)
 
     def _close(self, closing: Closing) -> None:
-        """Close gates; somebody who goes step by step opens them again, otherwise time does."""
+        """Close gates; a stepwise run opens them again by itself, any other after a time."""
         if self.schedule.config.stepwise:
             self._set_gates(GatesSet(collect=False, until=self._gates.until))
             return
@@ -393,7 +393,7 @@ class Simulation:
         self._at(closing.for_s, self._set_gates, GatesSet())
 
     def _next_gates(self) -> GatesSet | None:
-        """What somebody who goes step by step does next; None: wait."""
+        """Return the next gates of a stepwise run; None: wait."""
         until, version = self._gates.until or 0, self.books.version
         if self.coordinator.is_ending or until > version:
             return None
@@ -436,7 +436,7 @@ class Simulation:
 
 @dataclass(slots=True)
 class Report:
-    """What many schedules came to. ``failures`` describes the first violations."""
+    """Result of many schedules. ``failures`` describes the first violations."""
 
     schedules: int = 0
     totals: Counter[str] = field(default_factory=Counter)
@@ -444,7 +444,7 @@ class Report:
 
     @property
     def holds(self) -> bool:
-        """Whether every promise was kept in every schedule."""
+        """True when every promise was kept in every schedule."""
         return not any(self.totals[kind] for kind in (*KINDS, "dropped"))
 
     def add(self, other: Report) -> None:

@@ -53,9 +53,10 @@ class Collector:
 
 
 class Collectors:
-    """Rows of all collectors, kept by the events of a run.
+    """Rows of all collectors, updated by the events of a run.
 
-    ``start`` and ``kill`` are the runtime's; the deadlines of rows are `Waits`. ``version`` tells the round.
+    ``start`` and ``kill`` are the runtime's; the deadlines of rows are `Waits`.
+    ``version`` returns the round.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Collectors:
 
     @property
     def starts(self) -> list[CollectorState]:
-        """Where each collector starts or continues."""
+        """Return the state that each collector starts or continues from."""
         return [row.start for row in self.rows]
 
     def _round(self) -> str:
@@ -157,7 +158,7 @@ class Collectors:
     # ------------------------------------------------------------ starts and losses
 
     def starting(self, index: int, now_s: float) -> None:
-        """Begin to wait for a collector to come up."""
+        """Start to wait for a collector to come up."""
         row, limit_s = self.rows[index], self._runtime.start_timeout_s
         why = f"did not start within {limit_s:g} s (runtime.start_timeout_s)"
         self._waits.begin(
@@ -196,7 +197,7 @@ class Collectors:
         row.start = revived(row.start)
 
     def schedule_restart(self, index: int, reason: str, now_s: float) -> float:
-        """Return the pause before a collector is started again, and begin to wait for its end.
+        """Return the pause before a collector is started again, and start to wait for its end.
 
         The first replacement comes at once, from the caller; one that is lost again before it made a segment
         waits, longer each time. CollectError when none may be started: the budget is spent, or one ticket
@@ -238,12 +239,12 @@ class Collectors:
     # ------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:
-        """Where each collector continues."""
+        """Return the state that each collector continues from."""
         starts = [{"incarnation": start.incarnation, "state": start.state} for start in self.starts]
         return {"starts": starts, "rollbacks": self.rollbacks}
 
     def load_state_dict(self, state: dict[str, Any], rollback: int = 0) -> None:
-        """Continue from saved states; with ``rollback`` (its number) start anew, with other seeds."""
+        """Continue from saved states; with ``rollback`` (its number) start again, with other seeds."""
         self.rollbacks = state["rollbacks"] + rollback
         for row, saved in zip(self.rows, state["starts"], strict=False):
             start = CollectorState(saved["incarnation"], saved["state"])

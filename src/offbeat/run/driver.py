@@ -68,11 +68,11 @@ _AFTER_FINISH = (SnapshotTaken, LearnerDown, Broken)
 
 @dataclass(frozen=True, slots=True)
 class StartPoint:
-    """The beginning of a run, or the saved parts that it continues from.
+    """The start of a run, or the saved parts that it continues from.
 
-    ``warnings`` are told when the run starts. ``rollback`` is its number when the run goes back because it
-    diverged: what was collected and not trained is then thrown away, and collectors start anew with other
-    seeds.
+    ``warnings`` become notices when the run starts. ``rollback`` is its number when the run goes back
+    because it diverged: what was collected and not trained is then thrown away, and collectors start again
+    with other seeds.
     """
 
     version: int = 0
@@ -186,14 +186,14 @@ class Driver:
             handle(event, now_s)
 
     def notice(self, text: str) -> None:
-        """Tell the user something that is worth a line."""
+        """Emit a notice for the user."""
         self.emit(Notice(text))
 
     # ------------------------------------------------------------ start and end
 
     @property
     def finished(self) -> bool:
-        """Tell whether the pace has finished and the learner's last snapshot is there."""
+        """True when the pace has finished and the learner's last snapshot is there."""
         return self.finish is not None and not self.saving.is_pending
 
     @property
@@ -258,7 +258,7 @@ class Driver:
         }
 
     def close(self, error: BaseException | None, restarting: Restarting | None = None) -> None:
-        """End everything that was started, and tell how the run ended or that it is restarted."""
+        """End everything that was started, and emit how the run ended or that it is restarted."""
         with self._closing:
             try:
                 self._runtime.close()

@@ -44,7 +44,7 @@ class ReplayReport:
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """How to replay: where roles live, until which version (None: the newest checkpoint), and into what.
+    """Options of a replay: where roles live, and until which version (None: the newest checkpoint).
 
     With ``directory`` a run is left there that can be resumed, evaluated and played.
     ``on_round(version, rounds)`` is called after each round.

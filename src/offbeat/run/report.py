@@ -15,7 +15,7 @@ from offbeat.types import Metrics
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a run ended. ``metrics`` are the last round's, ``eval_metrics`` the last evaluation's.
+    """Outcome of a run. ``metrics`` are the last round's, ``eval_metrics`` the last evaluation's.
 
     ``env_steps`` counts from the run's first round, ``steps_per_s`` what this start of it trained, from its
     first ticket to the end of its last round.

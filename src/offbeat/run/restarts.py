@@ -223,7 +223,7 @@ class OpenRun:
 
     @property
     def finished(self) -> bool:
-        """Tell whether the run is over and can be reported."""
+        """True when the run is over and can be reported."""
         return self.driver.finished
 
     @property
@@ -233,7 +233,7 @@ class OpenRun:
 
     @property
     def has_requests(self) -> bool:
-        """Tell whether the next step deals with a request."""
+        """True when the next step deals with a request."""
         return bool(self._requests)
 
     def step(self, at_most_s: float = math.inf) -> None:

@@ -52,7 +52,7 @@ class Saving:
 
     @property
     def is_pending(self) -> bool:
-        """Tell whether a snapshot of the learner is on its way."""
+        """True while a snapshot of the learner is on its way."""
         return bool(self._pending)
 
     def begin(self, version: int, whole: bool = True) -> Notice | None:

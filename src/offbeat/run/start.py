@@ -58,7 +58,7 @@ _NOT_RESUMABLE = ("runtime.num_workers",)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a run ended, and the policy it made: ``result.policy.act(obs)``."""
+    """Outcome of a run and its policy: ``result.policy.act(obs)``."""
 
     run_dir: Path
     reason: str
@@ -93,7 +93,7 @@ class PreparedRun:
 def prepare_run(
     recipe: str | Path | RunConfig, overrides: Overrides, config: RunConfig, clock: Clock
 ) -> PreparedRun:
-    """Try out what only a try can tell, and make the run's directory; ``config`` is what was loaded."""
+    """Run the checks that need the environment, and make the run's directory from the loaded ``config``."""
     _try_out(config)
     is_named = isinstance(recipe, str | Path)
     name = config.run.name or (Path(recipe).stem if is_named else config.algorithm.name)  # type: ignore[arg-type]
@@ -143,7 +143,7 @@ def _check_resumable(overrides: Overrides, config: RunConfig) -> None:
 
 
 def _try_out(config: RunConfig) -> None:
-    """Find out what only a try can tell, before the run leaves any trace."""
+    """Run the checks that need the environment, before the run leaves any trace."""
     _check_ranks(config)
     check_sinks(config.observe)
     check = algorithms.find(config.algorithm.name).check
@@ -301,7 +301,7 @@ def few_threads(config: RunConfig) -> Iterator[None]:
 
 
 def _had_reached(run_dir: Path, config: RunConfig) -> bool:
-    """Tell whether a run that is resumed has its goal behind it."""
+    """Return True if a resumed run has reached its goal already."""
     manager = CheckpointManager(run_dir / "checkpoints")
     if config.run.stop_return is None or not manager.versions():
         return False

@@ -32,7 +32,7 @@ from offbeat.runtime.clock import Clock, SystemClock
 
 
 class SyncRun:
-    """A run at k = 0 that collects and trains when it is told to. The rest is as in ``offbeat.train``.
+    """A run at k = 0 that collects and trains on request. The rest is as in ``offbeat.train``.
 
     It is used in a with-block, by one thread. A run that is asked to end (Ctrl-C, ``info.stop``) leaves the
     block; leaving it early ends the run with a checkpoint. ``result`` is there once the block is left.
@@ -66,7 +66,7 @@ class SyncRun:
     def resume(
         cls, run_dir: str | Path, *, overrides: Overrides | None = None, callbacks: Sequence[Callback] = ()
     ) -> Self:
-        """Go on, step by step, with a run from its newest good checkpoint; see ``offbeat.resume``."""
+        """Continue a run step by step from its newest good checkpoint; see ``offbeat.resume``."""
         config = load_for_resume(run_dir, overrides or ())
         run = cls.__new__(cls)
         run._prepare(config, callbacks, lambda _: prepare_resume(run_dir, overrides or (), config))
@@ -124,7 +124,7 @@ class SyncRun:
 
     @property
     def result(self) -> Result:
-        """How the run ended, as ``offbeat.train`` returns it; there once the with-block is left."""
+        """Outcome of the run, as ``offbeat.train`` returns it; there once the with-block is left."""
         if self._result is None:
             raise OffbeatError(
                 "the run has no result: it has one once its with-block is left without an error"
@@ -135,7 +135,7 @@ class SyncRun:
 
     @property
     def finished(self) -> bool:
-        """Whether no round is left to train: all are, the goal is reached, or the run was asked to end."""
+        """True when no round is left to train: all are, the goal is reached, or the run was asked to end."""
         return self._is_over or self._coordinator.is_ending
 
     @property
@@ -144,21 +144,21 @@ class SyncRun:
         return self._coordinator.version
 
     def enable_data_collection(self) -> None:
-        """Let collectors begin new segments, with the weights that were published last."""
+        """Let collectors start new segments, with the weights that were published last."""
         self._going_on()
         self._set_gates(collect=True)
 
     def disable_data_collection(self) -> None:
-        """Let collectors begin no new segments; those under way come in and wait to be trained."""
+        """Let collectors start no new segments; those under way come in and wait to be trained."""
         if not self._coordinator.is_ending:
             self._set_gates(collect=False)
 
     def should_sync_update(self) -> bool:
-        """Whether all that the next round needs has come in, so that `sync_update` can train it."""
+        """Return True when all segments of the next round are here, so that `sync_update` can train it."""
         return self._coordinator.can_train(self._clock.now_s())
 
     def wait(self, timeout_s: float = math.inf) -> bool:
-        """Let the run go on until the next round can be trained; whether it can, after ``timeout_s`` at most.
+        """Continue until the next round can be trained, at most ``timeout_s``; return True if it can.
 
         An error when nothing would ever come, because data collection is disabled.
         """
@@ -223,7 +223,7 @@ class SyncRun:
         return run
 
     def _stop(self) -> OffbeatError:
-        """What to raise when no round is left: a misuse, unless somebody asked the run to end."""
+        """Return the error to raise when no round is left: a misuse, unless the run was asked to end."""
         coordinator = self._coordinator
         if coordinator.version >= coordinator.rounds:
             return OffbeatError(f"all {coordinator.version} rounds are trained: go on while not run.finished")

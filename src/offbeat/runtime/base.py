@@ -43,7 +43,7 @@ class Runtime(Protocol):
         ...
 
     def train(self, batch: Batch) -> None:
-        """Begin a round."""
+        """Start a round."""
         ...
 
     def release(self, tickets: Sequence[int]) -> None:
@@ -103,7 +103,7 @@ class ManyRanks(ABC):
 
     @abstractmethod
     def stacks(self) -> dict[str, str]:
-        """Where the other ranks are right now."""
+        """Return the current stacks of the other ranks."""
 
     @abstractmethod
     def close(self) -> None:

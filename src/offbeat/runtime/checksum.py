@@ -1,4 +1,4 @@
-"""Checksums of published weights, by which a replay tells in which round it first differs."""
+"""Checksums of published weights, by which a replay finds the round in which it first differs."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class WorkerProcess:
 
     @property
     def has_beaten(self) -> bool:
-        """Whether its heart has begun to beat: before that only its start is limited."""
+        """True once a heartbeat was seen: before that only its start is limited."""
         return self._count > 0
 
     @property
@@ -79,7 +79,7 @@ class WorkerProcess:
         return int(self._counter.words[0])
 
     def is_dead(self, now_s: float) -> bool:
-        """Whether it has given no sign of life for too long, by its own counter and the processor's."""
+        """Return True if it gave no sign of life for too long, by its own counter and the processor's."""
         try:
             process = psutil.Process(self.process.pid)
             used, is_stopped = process.cpu_times(), self._state() == psutil.STATUS_STOPPED
@@ -88,14 +88,14 @@ class WorkerProcess:
         return self._pulse.is_dead(self._count, used.user + used.system, now_s, is_stopped)
 
     def _state(self) -> str | None:
-        """What the system says of the process, such as ``stopped``; None when it is gone."""
+        """Return the system's state of the process, such as ``stopped``; None when it is gone."""
         try:
             return str(psutil.Process(self.process.pid).status())
         except psutil.Error:
             return None
 
     def send(self, message: Any) -> None:
-        """Send a message. To a dead worker it is lost, and the end of its pipe tells of the death."""
+        """Send a message. To a dead worker it is lost, and the end of its pipe reports the death."""
         with contextlib.suppress(OSError):
             self.connection.send(message)
 
@@ -110,7 +110,7 @@ class WorkerProcess:
             write_all(self.connection.fileno(), data)
 
     def stack(self) -> str:
-        """Where the process is, by its own account; empty when it does not answer or cannot."""
+        """Return the stack that the process reports; empty when it does not answer or cannot."""
         if self._state() is None or self._state() == psutil.STATUS_STOPPED:
             return ""
         self.process.send_signal(signal.SIGUSR1)
@@ -153,7 +153,7 @@ def _pickled(name: str, assignment: Any) -> bytes:
 
 
 def _log_file(directory: Path | None, name: str) -> contextlib.AbstractContextManager[IO[bytes] | None]:
-    """Where a worker's output goes; without a file that can be written, where the driver's own goes."""
+    """Open the file for a worker's output; None where none can be written: it goes with the driver's."""
     if directory is not None:
         with contextlib.suppress(OSError):
             return open(directory / f"{name}.log", "ab", buffering=0)

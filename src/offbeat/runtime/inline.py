@@ -86,7 +86,7 @@ class InlineRuntime:
         self._executor.evaluate_here(version, seed)
 
     def give_up_evaluation(self, version: int, reason: str) -> None:
-        """Nothing to do: an evaluation is over before anybody could lose patience."""
+        """Nothing to do: an evaluation is over before its time-out could be noticed."""
 
     def wait(self, timeout_s: float) -> list[Event]:
         """Return what happened; with nothing to do, wait for the clock."""
@@ -97,7 +97,7 @@ class InlineRuntime:
         return [self._events.popleft() for _ in range(len(self._events))]
 
     def stacks(self) -> dict[str, str]:
-        """Where each thread of this process is."""
+        """Return the stack of each thread of this process."""
         return thread_stacks()
 
     def pids(self) -> dict[str, int]:

@@ -88,7 +88,7 @@ class LearnerExecutor:
             self._post(snapshot)
 
     def send_weights(self, send: Callable[[Any], None]) -> None:
-        """Give a snapshot of the weights to somebody else, at this point of the training."""
+        """Pass a snapshot of the weights to ``send``, at this point of the training."""
         send(on_cpu(self._learner.weights()))
 
     def pids(self) -> dict[str, int]:
@@ -97,7 +97,7 @@ class LearnerExecutor:
         return {rank: pid for rank, pid in pids.items() if pid is not None}
 
     def stacks(self) -> dict[str, str]:
-        """Where the learner's other processes are; from any thread."""
+        """Return the stacks of the learner's other processes; from any thread."""
         return self._ranks.stacks() if self._ranks is not None else {}
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class JobThread:
         self._jobs.put(None)
 
     def close(self, timeout_s: float) -> bool:
-        """Finish the job at hand and forget the others; tell whether the thread ended in time."""
+        """Finish the job at hand and drop the others; return True if the thread ended in time."""
         self.stop()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()

@@ -172,7 +172,7 @@ class ProcessRuntime:
         self._eval_weights.close()
 
     def stacks(self) -> dict[str, str]:
-        """Where each thread of this process is, and each worker."""
+        """Return the stack of each thread of this process and of each worker."""
         workers = {f"collector_{number}": collector.worker for number, collector in self._collectors.items()}
         if self._evaluator is not None:
             workers["evaluator"] = self._evaluator
@@ -213,7 +213,7 @@ class ProcessRuntime:
             collector.worker.write(b"".join(records))
 
     def _announce_weights(self, collector: _Collector) -> None:
-        """Tell a worker where the weights are now; it looks there for new versions by itself."""
+        """Send a worker the address of the weights; it looks there for new versions by itself."""
         address = self._weights.address
         if address is not None and address != collector.weights:
             collector.weights = address

@@ -1,6 +1,6 @@
 """A learner of several processes that train together. Rank 0 lives where the learner lives; it leads.
 
-Rank 0 tells the others what it does itself (load this state, train this batch), so that all go through the
+Rank 0 sends the others what it does itself (load this state, train this batch), so that all go through the
 same steps; the learner's own code adds up what each rank computed. The others are `Peer`s: child processes
 here, and whatever else keeps the protocol, such as actors on other settings.
 """
@@ -34,7 +34,7 @@ _CLOSE_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class RankAssignment:
-    """What a rank other than 0 has to make, and where it finds the others."""
+    """The role of a rank other than 0, and the address of the others."""
 
     role: PerWorker[Learner]
     context: WorkerContext
@@ -116,11 +116,11 @@ class Peer(Protocol):
         ...
 
     def failure_reason(self) -> str | None:
-        """What is wrong with it, None when it is alive; asked about twice a second, from another thread."""
+        """Return the reason of a failure, None while it lives; called twice a second from another thread."""
         ...
 
     def stack(self) -> str:
-        """Where it is, empty when it cannot tell."""
+        """Return its stack, empty when it has none to report."""
         ...
 
     def kill(self) -> None:
@@ -209,7 +209,7 @@ class ProcessPeer:
         return answer
 
     def failure_reason(self) -> str | None:
-        """Whether its process has ended or gives no sign of life."""
+        """Return the reason if its process has ended or gives no sign of life."""
         if self._worker.process.poll() is not None:
             return self._worker.how_it_ended()
         if self._worker.is_up and self._worker.is_dead(time.monotonic()):
@@ -218,7 +218,7 @@ class ProcessPeer:
         return None
 
     def stack(self) -> str:
-        """Where it is, by its own account."""
+        """Return the stack that it reports."""
         return self._worker.stack() if self._worker.process.poll() is None else ""
 
     def kill(self) -> None:
@@ -300,7 +300,7 @@ class RankedLearner(ManyRanks):
         return {peer.name: peer.pid for peer in self._peers}
 
     def stacks(self) -> dict[str, str]:
-        """Where the other ranks are right now."""
+        """Return the current stacks of the other ranks."""
         found = {peer.name: peer.stack() for peer in self._peers} if not self._is_closed else {}
         return {name: stack for name, stack in found.items() if stack}
 
@@ -318,7 +318,7 @@ class RankedLearner(ManyRanks):
     # ------------------------------------------------------------ all ranks at once
 
     def _together(self, request: Request, do: Callable[[], Any], doing: str) -> Any:
-        """Tell the others, do the same, and compare."""
+        """Send the request to the others, do the same, and compare."""
         if not self._is_whole or self._is_closed:
             raise LearnerLost("the learner has lost some of its ranks: the run has to be started again")
         self._is_whole = False  # until all have answered, whatever ends this before

@@ -225,7 +225,7 @@ class RayRuntime:
         psutil.wait_procs(processes, timeout=_CLOSE_TIMEOUT_S)
 
     def stacks(self) -> dict[str, str]:
-        """Where each actor is, by its own account."""
+        """Return the stack that each actor reports."""
         return self._stacks(self._actors)
 
     def _stacks(self, actors: Sequence[ActorRef]) -> dict[str, str]:
@@ -527,7 +527,7 @@ class RayRuntime:
         return next((collector for collector in self._collectors.values() if collector.actor is actor), None)
 
     def _down(self, actor: ActorRef, reason: str) -> None:
-        """Whatever it was: report that it is gone."""
+        """Report that an actor of any role is gone."""
         if actor is self._evaluator:
             self._evaluator_down(actor, reason)
         elif actor is self._learner or actor is self._store:

@@ -1,4 +1,4 @@
-"""What lives in Ray's processes: collectors, the learner, the evaluator, and the store of a replay run.
+"""Actors in Ray's processes: collectors, the learner, the evaluator, and the store of a replay run.
 
 Plain classes: the driver makes actors of them. What goes wrong inside is an answer, not an exception, so
 that an exception always means that the actor itself is gone.
@@ -36,9 +36,9 @@ from offbeat.runtime.spec import Assignment, RunSpec
 from offbeat.types import Array, Batch, RemoteData, Segment, StateTree, Ticket
 
 Outcome = tuple[list[Event], list[Any]]
-"""What happened in a job, and the weights that it made, if it made some, or a reference to them."""
+"""Events of a job, and the weights that it made, if any, or a reference to them."""
 _SMALL_BYTES = 1 << 16
-"""What is no larger travels with a message: Ray would carry it that way too, with more questions asked."""
+"""Largest array that travels with a message: Ray would send it that way too, with more overhead."""
 _IDLE_S = 0.001
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _INTERNAL = (f"{os.sep}ray{os.sep}_private{os.sep}", f"{os.sep}concurrent{os.sep}")
@@ -46,7 +46,7 @@ _INTERNAL = (f"{os.sep}ray{os.sep}_private{os.sep}", f"{os.sep}concurrent{os.sep
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnv:
-    """What an actor's process takes over from the driver's."""
+    """Environment of an actor's process, taken over from the driver's."""
 
     sys_path: tuple[str, ...]
     num_threads: int
@@ -93,7 +93,7 @@ class Started:
 
 
 class Actor:
-    """What all actors have: a start, a sign of life, and an account of where they are."""
+    """Base of all actors: a start, a sign of life, and stacks."""
 
     capacity = 1
     """Number of tickets that it wants to hold, where it is a collector."""
@@ -129,7 +129,7 @@ class Actor:
         """A sign of life: answered beside whatever the role does."""
 
     def stack(self) -> str:
-        """Where the threads of this process are, but for those of Ray."""
+        """Return the stacks of this process's threads, without those of Ray."""
         stacks = {
             name: stack for name, stack in thread_stacks().items() if not _is_internal(stack.splitlines())
         }
@@ -343,7 +343,7 @@ class LearnerActor(SegmentStoreActor):
         return self._executor.pids()
 
     def stack(self) -> str:
-        """Where this process is, and the other ranks."""
+        """Return the stacks of this process and of the other ranks."""
         ranks = "".join(f"\n{name}:\n{stack}" for name, stack in self._executor.stacks().items())
         return super().stack() + ranks
 

@@ -114,7 +114,7 @@ def _resolved(address: str) -> tuple[str, str]:
 
 
 def _check_address(address: str) -> None:
-    """Find out at once whether anybody listens: Ray itself would go on trying for minutes."""
+    """Check at once that the address answers: Ray itself would keep trying for minutes."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit():
         return
@@ -153,7 +153,7 @@ def _own_signal_handler() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_usage_reports() -> Iterator[None]:
-    """A Ray of a run's own sends nothing to anybody, unless the environment says otherwise."""
+    """Disable usage statistics for a run's own Ray, unless the environment says otherwise."""
     name = "RAY_USAGE_STATS_ENABLED"
     if name in os.environ:
         yield
@@ -199,7 +199,7 @@ def kill_actor(handle: Any) -> None:
 
 
 def is_reachable(node: Node) -> bool:
-    """Whether a node's Ray listens: the cluster itself takes seconds to notice that one has died."""
+    """Return True if a node's Ray answers: the cluster itself takes seconds to notice that one has died."""
     try:
         with socket.create_connection((node.name, node.port), _CONNECT_TIMEOUT_S):
             return True

@@ -33,7 +33,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class ResourceRequest:
-    """What one actor needs; ``spread`` is its number among its role's nodes.
+    """Resources that one actor needs; ``spread`` is its number among its role's nodes.
 
     ``key`` is the setting that asks for its resources, ``gpu_key`` for its GPUs, ``count_key`` for as many
     such actors.
@@ -50,7 +50,7 @@ class ResourceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where an actor goes: a node, and what it takes there."""
+    """Placement of an actor: a node, and the resources it takes there."""
 
     node: Node
     resources: Mapping[str, float]
@@ -145,7 +145,7 @@ def place(requests: Sequence[ResourceRequest], nodes: Sequence[Node], spec: RunS
 
 
 def another_placement(lost: Placement, others: Iterable[Placement], nodes: Sequence[Node]) -> Placement:
-    """Where an actor goes whose node is gone: where most is left, or as it was if there is room nowhere."""
+    """Return a new placement when a node is gone: where most is left, or as before if nowhere is room."""
     left = {node.id: dict(node.total) for node in nodes}
     for taken in others:
         for name, amount in taken.resources.items() if taken.node.id in left else ():
@@ -175,7 +175,7 @@ def _fits(resources: Mapping[str, float], room: Mapping[str, float]) -> bool:
 
 
 def _missing(request: ResourceRequest, nodes: Sequence[Node]) -> str:
-    """Why no node can hold even one such actor, and what to do about it."""
+    """Return the error text when no node can hold even one such actor."""
     most = {
         name: max((node.total.get(name, 0.0) for node in nodes), default=0.0) for name in request.resources
     }

@@ -19,7 +19,7 @@ from offbeat.runtime.spec import RunSpec
 
 
 class RankActor(Actor):
-    """A rank other than 0: does what rank 0 tells, as rank 0 does it."""
+    """A rank other than 0: carries out the requests of rank 0, as rank 0 does."""
 
     _assignment: RankAssignment
     _follower: Follower
@@ -81,7 +81,7 @@ class RayPeer:
         return ("ready",)
 
     def failure_reason(self) -> str | None:
-        """Whether its actor has died or gives no sign of life."""
+        """Return the reason if its actor has died or gives no sign of life."""
         now_s = time.monotonic()
         if self._ping is None:
             asked = self._handle.ping.options(concurrency_group=LIFE).remote()
@@ -104,7 +104,7 @@ class RayPeer:
         return f"{self.name} on {self._where.node.name} was lost: {cause_of(error)}"
 
     def stack(self) -> str:
-        """Where it is, by its own account."""
+        """Return the stack that it reports."""
         try:
             asked = self._handle.stack.options(concurrency_group=LIFE).remote()
             return str(ray.get(asked, timeout=STACK_WAIT_S))

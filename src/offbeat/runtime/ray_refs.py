@@ -1,4 +1,4 @@
-"""What the driver knows of each actor on Ray, of what it was asked, and of what is on its way from it."""
+"""The driver's references to actors on Ray, their requests and the answers on their way."""
 
 from __future__ import annotations
 

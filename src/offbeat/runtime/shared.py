@@ -186,7 +186,7 @@ def pack_object(value: Any) -> Packed:
 
 
 def unpack_object(own: NDArray[np.uint8]) -> Any:
-    """Rebuild an object from its bytes, which its arrays go on using: pass a private copy."""
+    """Rebuild an object from its bytes, which its arrays keep using: pass a private copy."""
     memory = own.data
     (count,) = struct.unpack_from("q", memory)
     parts, begin = [], _table_bytes(count)

@@ -47,7 +47,7 @@ class LossWatch:
         self._recent: dict[str, deque[float]] = {}
 
     def verdict(self, metrics: Mapping[str, float]) -> str | None:
-        """What is wrong with a round's metrics, None when nothing is."""
+        """Return what is wrong with a round's metrics, None when nothing is."""
         watched = {name: abs(value) for name, value in metrics.items() if _is_watched(name)}
         if wrong := [name for name, value in watched.items() if not math.isfinite(value)]:
             return ", ".join(f"{name} is {metrics[name]:g}" for name in wrong)

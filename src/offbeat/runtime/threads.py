@@ -158,7 +158,7 @@ class ThreadRuntime:
         return events
 
     def stacks(self) -> dict[str, str]:
-        """Where each thread of this process is, and the learner's other ranks."""
+        """Return the stack of each thread of this process and of the learner's other ranks."""
         return thread_stacks() | self._executor.stacks()
 
     def pids(self) -> dict[str, int]:

@@ -179,7 +179,7 @@ class EvaluatorServer:
 
 
 class RankServer:
-    """A rank of the learner: does what rank 0 tells, as rank 0 does it."""
+    """A rank of the learner: carries out the requests of rank 0, as rank 0 does."""
 
     def __init__(self, connection: Connection, assignment: RankAssignment) -> None:
         from offbeat.runtime.ranks import Follower
@@ -249,7 +249,7 @@ def _serve(kind: str, connection: Connection, assignment: Any) -> None:
 def main(
     connection_fd: int, stack_fd: int, payload: Address, pulse: Address, interval_s: float, name: str
 ) -> None:
-    """Make the role in the payload and serve it until told to stop."""
+    """Make the role in the payload and serve it until a stop request."""
     _die_with_parent()
     _beat(pulse, interval_s)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what Ctrl-C means
