@@ -13,8 +13,6 @@ from offbeat.runtime.shared import Address
 from offbeat.runtime.wire import (
     DOWN,
     SEGMENT,
-    TICKET,
-    WEIGHTS,
     DriverInput,
     SegmentReader,
     SegmentWriter,
@@ -53,15 +51,13 @@ def segment_of(ticket: Ticket, data: Any, **fields: Any) -> Segment:
 
 def test_records_to_a_worker_come_out_as_they_went_in(pipe: tuple[int, int]) -> None:
     os.write(pipe[1], pack_weights(Address(10, 11, 12, 13)) + pack_ticket(TICKET_7))
-    weights, ticket = WorkerInput(pipe[0]).read()
-    assert weights[:5] == (WEIGHTS, 10, 11, 12, 13)
-    assert ticket == (TICKET, 7, 3, 4, TICKET_7.seed, 1)
+    assert WorkerInput(pipe[0], TICKET_7.collector).read() == [Address(10, 11, 12, 13), TICKET_7]
 
 
 def test_records_that_were_cut_on_their_way_are_put_together(pipe: tuple[int, int]) -> None:
     data = pack_ticket(TICKET_7) * 3
     os.write(pipe[1], data[:70])
-    worker = WorkerInput(pipe[0])
+    worker = WorkerInput(pipe[0], 2)
     assert len(worker.read()) == 1
     os.write(pipe[1], data[70:])
     assert len(worker.read()) == 2

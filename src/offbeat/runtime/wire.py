@@ -11,7 +11,7 @@ import itertools
 import os
 import struct
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from offbeat.runtime.shared import Address, Block, Packed, arrays_in, copy_objec
 from offbeat.types import Array, ArraySpec, Episodes, Segment, StateTree, Ticket
 
 TICKET, WEIGHTS = 1, 2
-"""Kinds of `ToWorker`: a ticket, or the address of another block of weights."""
+"""Kinds of records to a worker: a ticket, or the address of another block of weights."""
 SEGMENT, UP, DOWN, LOST = 1, 2, 3, 4
 """Kinds of `ToDriver`: a segment, or (with a text or a pickle behind the record) a start or an end."""
 MOST_SENT = 64
@@ -32,17 +32,6 @@ _FIRST_TAIL_BYTES = 1 << 12
 _BLOCKS_LOOKED_AT = 8
 _TO_WORKER = struct.Struct("6q")
 _TO_DRIVER = struct.Struct("8qd")
-
-
-class ToWorker(NamedTuple):
-    """A record to a worker: fields of a `Ticket`, or an `Address` in the first four."""
-
-    kind: int
-    a: int
-    b: int
-    c: int
-    d: int
-    e: int = 0
 
 
 class ToDriver(NamedTuple):
@@ -80,12 +69,13 @@ def write_all(descriptor: int, data: bytes) -> None:
 class WorkerInput:
     """The worker's end: reads whole records, however they were cut on their way."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, collector: int) -> None:
         self._descriptor = descriptor
+        self._collector = collector
         self._rest = b""
 
-    def read(self) -> list[ToWorker]:
-        """Wait for records and return all that are there; EOFError when the driver says no more."""
+    def read(self) -> list[Ticket | Address]:
+        """Wait for tickets and addresses of weights; EOFError when the driver says no more."""
         while True:
             data = os.read(self._descriptor, _READ_BYTES)
             if not data:
@@ -94,7 +84,13 @@ class WorkerInput:
             end = len(data) - len(data) % _TO_WORKER.size
             self._rest = data[end:]
             if end:
-                return [ToWorker._make(fields) for fields in _TO_WORKER.iter_unpack(data[:end])]
+                return [self._unpack(*fields) for fields in _TO_WORKER.iter_unpack(data[:end])]
+
+    def _unpack(self, kind: int, *fields: int) -> Ticket | Address:
+        if kind == WEIGHTS:
+            return Address(*fields[:4])
+        number, version, deadline, seed, attempt = fields
+        return Ticket(number, self._collector, version, deadline, seed, attempt)
 
 
 class DriverInput:
@@ -104,7 +100,7 @@ class DriverInput:
         self._descriptor = descriptor
         self._rest = b""
 
-    def read(self) -> Iterator[tuple[ToDriver, bytes]]:
+    def read(self) -> list[tuple[ToDriver, bytes]]:
         """Read what is there and return whole records; EOFError when the worker has ended.
 
         What a killed worker left half-written never becomes whole.
@@ -112,19 +108,16 @@ class DriverInput:
         data = os.read(self._descriptor, _READ_BYTES)
         if not data:
             raise EOFError
-        return self._split(self._rest + data)
-
-    def _split(self, data: bytes) -> Iterator[tuple[ToDriver, bytes]]:
-        begin = 0
+        data, begin, records = self._rest + data, 0, []
         while (end := begin + _TO_DRIVER.size) <= len(data):
             record = ToDriver._make(_TO_DRIVER.unpack_from(data, begin))
             extra = 0 if record.kind == SEGMENT else record.num_bytes
             if end + extra > len(data):
                 break
-            self._rest = data[end + extra :]
-            yield record, data[end : end + extra]
+            records.append((record, data[end : end + extra]))
             begin = end + extra
         self._rest = data[begin:]
+        return records
 
 
 def pack_text(kind: int, extra: bytes, capacity: int = 0) -> bytes:

@@ -34,7 +34,6 @@ from offbeat.runtime.wire import (
     DOWN,
     LOST,
     UP,
-    WEIGHTS,
     SegmentWriter,
     WorkerInput,
     pack_text,
@@ -77,8 +76,7 @@ class PipeInbox:
 
     def __init__(self, descriptor: int, index: int) -> None:
         self.weights: Address | None = None
-        self._index = index
-        self._records = WorkerInput(descriptor)
+        self._records = WorkerInput(descriptor, index)
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLIN)
 
@@ -96,11 +94,11 @@ class PipeInbox:
 
     def _read(self) -> list[Ticket]:
         tickets = []
-        for kind, a, b, c, d, e in self._records.read():
-            if kind == WEIGHTS:
-                self.weights = Address(a, b, c, d)
+        for record in self._records.read():
+            if isinstance(record, Address):
+                self.weights = record
             else:
-                tickets.append(Ticket(a, self._index, b, c, d, e))
+                tickets.append(record)
         return tickets
 
 
