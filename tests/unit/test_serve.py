@@ -133,6 +133,21 @@ def test_weights_that_do_not_come_cost_the_collector() -> None:
     assert posted == [CollectorDown(1, "weights of version 2 did not arrive", raised=False)]
 
 
+@pytest.mark.parametrize("answers", [(4, 4), (9,)], ids=["a second segment", "a ticket of nobody"])
+def test_segment_for_a_ticket_that_is_not_held_ends_the_collector(answers: tuple[int, ...]) -> None:
+    class Confused(Pairs):
+        def advance(self) -> Progress:
+            return Progress([Segment(ticket(number), None, np.array([0])) for number in answers])
+
+    server, posted = server_of(Confused())
+    server.accept(ticket(4))
+    server.step()
+    *_, down = posted
+    assert [event.segment.ticket.number for event in posted[:-1]] == list(answers[:-1])
+    assert down.raised
+    assert down.reason.startswith(f"collector 1 raised in ticket 4:\nit made a segment for ticket {answers[-1]}")
+
+
 class Scripted:
     """An inbox with a script: what to return, call by call."""
 

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from offbeat.errors import OffbeatError
+from offbeat.errors import CollectError, OffbeatError
 from offbeat.pacing.events import CollectorDown, CollectorUp, SegmentArrived
 from offbeat.roles import Collector
 from offbeat.types import Ticket
@@ -61,10 +61,11 @@ class CollectorServer:
         """Do one piece of the work that there is, with the newest weights."""
         if self.is_over or not self._open:
             return
+        oldest = next(iter(self._open))
         try:
             self._advance()
         except Exception as error:
-            self._fail(error, next(iter(self._open)))
+            self._fail(error, oldest)
 
     def _advance(self) -> None:
         version, weights = self._newest(self._at_least)
@@ -74,8 +75,14 @@ class CollectorServer:
         progress = self._collector.advance()
         state = self._collector.state_dict() if progress.segments else None
         for segment in progress.segments:
+            number = segment.ticket.number
+            if number not in self._open:
+                raise CollectError(
+                    f"it made a segment for ticket {number}, which it does not hold: "
+                    "each ticket that it accepts is worth one segment"
+                )
             self._post(SegmentArrived(segment, 0, state))
-            del self._open[segment.ticket.number]
+            del self._open[number]
         self.has_nothing_to_do = progress.idle or not self._open
 
     def _fail(self, error: Exception, ticket: int) -> None:
