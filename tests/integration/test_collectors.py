@@ -106,6 +106,60 @@ def test_collector_of_its_own_kind_holds_many_tickets(kind: str) -> None:
     assert [event.state["made"] for event in arrived] == list(range(1, 301))
 
 
+class Elsewhere:
+    """Finishes each ticket 0.2 s after it was accepted, and has nothing to compute until then."""
+
+    capacity = 2
+
+    def __init__(self, context: Any) -> None:
+        self.due: list[tuple[float, Ticket]] = []
+        self.turns = 0
+
+    def accept(self, ticket: Ticket, begun: Any = None, script: Sequence[int] = ()) -> None:
+        self.due.append((time.monotonic() + 0.2, ticket))
+
+    def load(self, version: int, weights: Any) -> None:
+        self.version = version
+
+    def advance(self) -> Progress:
+        self.turns += 1
+        if not self.due or time.monotonic() < self.due[0][0]:
+            return Progress(idle=True)
+        _, ticket = self.due.pop(0)
+        return Progress((Segment(ticket, self.turns, np.array([self.version])),), idle=not self.due)
+
+    def state_dict(self) -> Any:
+        return None
+
+    def load_state_dict(self, state: Any) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_collector_may_wait_for_something_outside_of_it(kind: str) -> None:
+    with running(kind, Elsewhere) as runtime:
+        for number in range(2):
+            runtime.collect(Ticket(number, 0, 0, 0, seed=number))
+        arrived: list[SegmentArrived] = []
+        give_up_s = time.monotonic() + 10.0
+        while len(arrived) < 2 and time.monotonic() < give_up_s:
+            arrived += [event for event in runtime.wait(5.0) if isinstance(event, SegmentArrived)]
+    assert time.monotonic() < give_up_s, "it was not asked again in time"
+    assert [event.segment.ticket.number for event in arrived] == [0, 1]
+    assert arrived[0].segment.data < 100, "it was asked all the time"
+
+
+def test_collector_that_has_ended_inline_may_be_killed() -> None:
+    def raises(ticket: Ticket, weights: Any) -> Any:
+        raise ValueError("no such level")
+
+    with running("inline", lambda context: raises) as runtime:
+        runtime.collect(Ticket(0, 0, 0, 0, seed=0))
+        runtime.kill_collector(0, "took too long")
+        (down,) = wait_for(runtime, CollectorDown)
+    assert down.raised
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_collector_of_its_own_kind_runs_in_a_pipeline(kind: str) -> None:
     pipeline = Pipeline(

@@ -69,14 +69,14 @@ def test_collector_of_several_tickets_keeps_its_own_order() -> None:
     assert pairs.turns == 0, "without a ticket there is nothing to do"
     server.accept(ticket(0, version=1))
     server.step()
-    assert server.has_nothing_to_do and not posted
+    assert server.patience_s and not posted, "it holds a ticket, and waits for another one"
     server.accept(ticket(1, version=2))
-    assert not server.has_nothing_to_do
+    assert server.patience_s == 0.0
     server.step()
     assert [event.segment.ticket.number for event in posted] == [0, 1]
     assert {event.state["turns"] for event in posted} == {2}
     assert pairs.loaded == [1, 2]
-    assert server.has_nothing_to_do
+    assert server.patience_s is None
 
 
 def test_function_collects_one_segment_per_step_with_the_newest_weights() -> None:
@@ -90,7 +90,7 @@ def test_function_collects_one_segment_per_step_with_the_newest_weights() -> Non
     assert [event.segment.data for event in posted] == [(3, 3), (5, 5)]
     assert [event.segment.ticket.version for event in posted] == [3, 5]
     assert all(event.segment.collect_s > 0 for event in posted)
-    assert server.has_nothing_to_do
+    assert server.patience_s is None
 
 
 def raise_value_error(t: Ticket, weights: Any) -> None:
@@ -110,7 +110,7 @@ def test_exception_ends_the_collector_and_names_the_ticket() -> None:
     assert down.collector == 1 and down.raised
     assert down.reason.startswith("collector 1 raised in ticket 4:\nTraceback")
     assert down.reason.endswith("ValueError: no such level")
-    assert server.is_over and server.has_nothing_to_do
+    assert server.is_over and server.patience_s is None
     server.accept(ticket(6))
     server.step()
     assert len(posted) == 1
@@ -153,10 +153,10 @@ class Scripted:
 
     def __init__(self, *script: Any) -> None:
         self.script = deque(script)
-        self.waits: list[bool] = []
+        self.timeouts: list[float | None] = []
 
-    def receive(self, wait: bool) -> Any:
-        self.waits.append(wait)
+    def receive(self, timeout_s: float | None) -> Any:
+        self.timeouts.append(timeout_s)
         return self.script.popleft()
 
 
@@ -166,9 +166,17 @@ def test_loop_blocks_only_when_there_is_nothing_to_do() -> None:
     assert made is not None
     inbox = Scripted([ticket(0), ticket(1)], [], [ticket(2)], None)
     serve(made, inbox)
-    assert inbox.waits == [True, False, True, True]
+    assert inbox.timeouts == [None, 0.0, None, None]
     assert posted[0] == CollectorUp(1, capacity=1)
     assert [event.segment.data for event in posted if isinstance(event, SegmentArrived)] == [0, 1, 2]
+
+
+def test_loop_comes_back_to_a_collector_that_waits_while_it_holds_a_ticket() -> None:
+    server, _ = server_of(Pairs())
+    inbox = Scripted([ticket(0)], *[[]] * 6, [ticket(1)], [ticket(2)], [], None)
+    serve(server, inbox)
+    assert inbox.timeouts[:8] == [None, 0.001, 0.002, 0.004, 0.008, 0.016, 0.02, 0.02]
+    assert inbox.timeouts[8:] == [None, 0.001, 0.002], "a ticket brings the short times back"
 
 
 def test_collector_that_cannot_be_made_is_told() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -52,8 +53,9 @@ class InlineRuntime:
 
     def kill_collector(self, index: int, reason: str) -> None:
         """Forget a collector."""
-        del self._servers[index]
-        self._events.append(CollectorDown(index, reason))
+        server = self._servers.pop(index, None)
+        if server is not None and not server.is_over:  # otherwise its `CollectorDown` is on the way
+            self._events.append(CollectorDown(index, reason))
 
     def collect(self, ticket: Ticket) -> None:
         """Collect now."""
@@ -61,7 +63,7 @@ class InlineRuntime:
         if server is None:  # it raised, and its `CollectorDown` is on the way: the ticket is lost with it
             return
         server.accept(ticket)
-        while not server.has_nothing_to_do:
+        while server.patience_s == 0.0:
             server.step()
         if server.is_over:
             del self._servers[ticket.collector]
@@ -90,11 +92,15 @@ class InlineRuntime:
 
     def wait(self, timeout_s: float) -> list[Event]:
         """Return what happened; with nothing to do, wait for the clock."""
-        for server in self._servers.values():
-            server.step()  # collectors that wait for something else than tickets
-        if not self._events:
-            time.sleep(max(0.0, timeout_s))
-        return [self._events.popleft() for _ in range(len(self._events))]
+        give_up_s = time.monotonic() + timeout_s
+        while True:
+            for server in self._servers.values():
+                server.step()  # collectors that wait for something else than tickets
+            left_s = give_up_s - time.monotonic()
+            if self._events or left_s <= 0.0:
+                return [self._events.popleft() for _ in range(len(self._events))]
+            patience = (server.patience_s for server in self._servers.values())
+            time.sleep(min(left_s, *(most_s for most_s in patience if most_s is not None), math.inf))
 
     def stacks(self) -> dict[str, str]:
         """Return the stack of each thread of this process."""

@@ -39,7 +39,6 @@ Outcome = tuple[list[Event], list[Any]]
 """Events of a job, and the weights that it made, if any, or a reference to them."""
 _SMALL_BYTES = 1 << 16
 """Largest array that travels with a message: Ray would send it that way too, with more overhead."""
-_IDLE_S = 0.001
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _INTERNAL = (f"{os.sep}ray{os.sep}_private{os.sep}", f"{os.sep}concurrent{os.sep}")
 
@@ -227,8 +226,8 @@ class CollectorActor(Actor):
         self._server.accept(ticket)
         while not self._answers and not self._server.is_over:
             self._server.step()
-            if self._server.has_nothing_to_do and not self._answers:
-                time.sleep(_IDLE_S)
+            if not self._answers:
+                time.sleep(self._server.patience_s or 0.0)
         return self._answers.popleft() if self._answers else (b"", None)
 
     def _newest(self, at_least: int) -> tuple[int, Any]:

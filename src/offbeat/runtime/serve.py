@@ -15,6 +15,8 @@ Post = Callable[[CollectorUp | CollectorDown | SegmentArrived], None]
 Newest = Callable[[int], tuple[int, Any]]
 """Returns the newest weights and their version, which is the given one at least; may raise `SyncTimeout`."""
 
+_SHORT_S, _LONG_S = 0.001, 0.02
+
 
 class SyncTimeout(Exception):
     """Weights of the wanted version did not come in time."""
@@ -23,20 +25,26 @@ class SyncTimeout(Exception):
 class Inbox(Protocol):
     """Tickets on their way to a collector."""
 
-    def receive(self, wait: bool) -> Sequence[Ticket] | None:
-        """Return the tickets that have come since the last call; None: stop. ``wait`` for one or for None."""
+    def receive(self, timeout_s: float | None) -> Sequence[Ticket] | None:
+        """Return the tickets that have come since the last call; None: stop.
+
+        Waits for a ticket or the stop for this long; None: without a limit.
+        """
         ...
 
 
 class CollectorServer:
     """A collector between its tickets and its weights; posts segments, with the state after them.
 
-    The first exception is posted as the collector's end: all of its other tickets are lost with it.
+    ``patience_s`` is the time until the next step has to be, unless a ticket comes: 0 while there is work;
+    a little, and more from step to step, for a collector that waits for something outside of it; None while
+    it holds no ticket. The first exception is posted as the collector's end: all of its other tickets are
+    lost with it.
     """
 
     def __init__(self, index: int, collector: Collector, newest: Newest, post: Post) -> None:
         self.is_over = False
-        self.has_nothing_to_do = True
+        self.patience_s: float | None = None
         self._index = index
         self._collector = collector
         self._newest = newest
@@ -51,7 +59,7 @@ class CollectorServer:
             return
         self._open[ticket.number] = None
         self._at_least = max(self._at_least, ticket.version)
-        self.has_nothing_to_do = False
+        self.patience_s = 0.0
         try:
             self._collector.accept(ticket)
         except Exception as error:
@@ -83,10 +91,15 @@ class CollectorServer:
                 )
             self._post(SegmentArrived(segment, 0, state))
             del self._open[number]
-        self.has_nothing_to_do = progress.idle or not self._open
+        if not self._open:
+            self.patience_s = None
+        elif progress.idle:
+            self.patience_s = min(max(_SHORT_S, 2.0 * (self.patience_s or 0.0)), _LONG_S)
+        else:
+            self.patience_s = 0.0
 
     def _fail(self, error: Exception, ticket: int) -> None:
-        self.is_over = self.has_nothing_to_do = True
+        self.is_over, self.patience_s = True, None
         if isinstance(error, SyncTimeout):
             self._post(CollectorDown(self._index, str(error)))
         else:
@@ -110,7 +123,7 @@ def start(index: int, make: Callable[[], Collector], newest: Newest, post: Post)
 def serve(server: CollectorServer, inbox: Inbox) -> None:
     """Run a collector until its inbox says stop or it raises."""
     while not server.is_over:
-        tickets = inbox.receive(wait=server.has_nothing_to_do)
+        tickets = inbox.receive(server.patience_s)
         if tickets is None:
             return
         for ticket in tickets:

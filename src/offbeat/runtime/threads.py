@@ -40,10 +40,10 @@ class QueueInbox:
         self._is_closed = True
         self.tickets.put(None)
 
-    def receive(self, wait: bool) -> Sequence[Ticket] | None:
-        """Return the next ticket if there is one, waiting for it if need be."""
+    def receive(self, timeout_s: float | None) -> Sequence[Ticket] | None:
+        """Return the next ticket if one comes in time."""
         try:
-            ticket = self.tickets.get(block=wait)
+            ticket = self.tickets.get(timeout=timeout_s)
         except queue.Empty:
             return ()
         return None if ticket is None or self._is_closed else (ticket,)

@@ -80,14 +80,13 @@ class PipeInbox:
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLIN)
 
-    def receive(self, wait: bool) -> Sequence[Ticket] | None:
+    def receive(self, timeout_s: float | None) -> Sequence[Ticket] | None:
         """Return the tickets that have come; None: the driver says stop, or is gone."""
-        if not wait and not self._poll.poll(0):
-            return ()
         try:
-            tickets = self._read()
-            while wait and not tickets:
-                tickets = self._read()
+            if timeout_s is not None:
+                return self._read() if self._poll.poll(1000.0 * timeout_s) else ()
+            while not (tickets := self._read()):
+                pass  # only an address came
         except (EOFError, OSError):
             return None
         return tickets
@@ -119,7 +118,7 @@ class CollectorHost:
         server = start(index, self._make, self._newest, self._post)
         if server is not None:
             serve(server, self._inbox)
-        while self._inbox.receive(wait=True) is not None:
+        while self._inbox.receive(None) is not None:
             pass  # segments that were sent can be read for as long as this process lives
 
     def _make(self) -> Collector:
