@@ -107,7 +107,7 @@ def test_segment_has_the_version_it_was_made_with() -> None:
 
 def test_units_may_change() -> None:
     writer, reader = SegmentWriter(None), SegmentReader(os.getpid(), None)
-    for units in ({"a": 1}, {"a": 1}, {"a": 2}, {}, {}, {"b": 1}):
+    for units in ({}, {"a": 1}, {"a": 1}, {"a": 2}, {}, {}, {"a": 2}, {"b": 1}):
         segment = Segment(TICKET_7, None, np.array([3]), units)
         assert reader.read(decode(writer.write(segment, None)), TICKET_7)[0].units == units
 

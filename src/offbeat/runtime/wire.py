@@ -179,7 +179,8 @@ class SegmentWriter:
         versions = segment.versions
         is_one = len(versions) == 1 and int(versions[0]) == segment.ticket.version
         units = None if segment.units == self._units else dict(segment.units)
-        self._units = units or self._units
+        if units is not None:
+            self._units = units
         episodes = segment.episodes
         data = None if self._specs else segment.data
         ended = (episodes.returns, episodes.lengths) if episodes.returns or episodes.lengths else None
