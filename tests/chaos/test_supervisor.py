@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from offbeat.cli.recover import Told
+from offbeat.cli.recover import RunProgress
 from offbeat.observe.events import read_events, read_rounds
 from tests.chaos.test_faults import faulty, start, wait_for_rounds
 
@@ -27,8 +27,8 @@ FAST = "run.restart_delay_s=0"
 WORK = """
 import os, signal, subprocess, sys, time
 from offbeat.cli.supervise import supervise
-charge = supervise(as_json="--json" in sys.argv)
-attempt = 0 if charge.after is None else charge.after.attempt
+child = supervise(as_json="--json" in sys.argv)
+attempt = 0 if child.after is None else child.after.attempt
 def say(text):
     print(text, flush=True)
 """
@@ -224,9 +224,9 @@ def read_until(terminal: int, word: str) -> str:
 def test_crashed_child_is_followed_by_one_that_knows(guarded: Run) -> None:
     process = guarded(
         "if attempt < 2:\n"
-        "    charge.tell(f'told {attempt}')\n"
+        "    child.send(f'told {attempt}')\n"
         "    os.kill(os.getpid(), signal.SIGSEGV if attempt else signal.SIGKILL)\n"
-        "say(f'{attempt} {charge.after.signal_name} {charge.after.told}')\n"
+        "say(f'{attempt} {child.after.signal_name} {child.after.message}')\n"
     )
     assert process.stdout.read() == "2 SIGSEGV b'told 1'\n"
     assert process.wait(timeout=10) == 0
@@ -236,9 +236,9 @@ def test_crashed_child_is_followed_by_one_that_knows(guarded: Run) -> None:
     "code",
     [
         pytest.param("os.kill(os.getpid(), signal.SIGKILL)", id="told nothing"),
-        pytest.param("charge.tell('x'); os.kill(os.getpid(), signal.SIGUSR1)", id="asked to end"),
+        pytest.param("child.send('x'); os.kill(os.getpid(), signal.SIGUSR1)", id="asked to end"),
         pytest.param(
-            "attempt or charge.tell('x'); os.kill(os.getpid(), signal.SIGKILL)", id="told nothing again"
+            "attempt or child.send('x'); os.kill(os.getpid(), signal.SIGKILL)", id="told nothing again"
         ),
     ],
 )
@@ -261,7 +261,7 @@ def test_orphans_of_a_killed_child_are_ended(guarded: Run) -> None:
         "        time.sleep(0.01)\n"
         "    say(made.pid)\n"
         "    sys.stdin.readline()\n"
-        "    charge.tell('x')\n"
+        "    child.send('x')\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n",
         stdin=subprocess.PIPE,
     )
@@ -280,11 +280,11 @@ def test_orphans_of_a_killed_child_are_ended(guarded: Run) -> None:
 @pytest.mark.parametrize(
     ("later", "is_further"),
     [
-        (Told("x", 25, 37), False),
-        (Told("x", 25, 30), False),
-        (Told("x", 25, 38), True),
-        (Told("x", 30, 31), True),
+        (RunProgress("x", 25, 37), False),
+        (RunProgress("x", 25, 30), False),
+        (RunProgress("x", 25, 38), True),
+        (RunProgress("x", 30, 31), True),
     ],
 )
-def test_progress_is_a_newer_checkpoint_or_a_higher_round(later: Told, is_further: bool) -> None:
-    assert Told("x", 25, 37).is_before(later) is is_further
+def test_progress_is_a_newer_checkpoint_or_a_higher_round(later: RunProgress, is_further: bool) -> None:
+    assert RunProgress("x", 25, 37).is_before(later) is is_further

@@ -511,7 +511,7 @@ def test_a_wrong_argument_of_the_environment_is_answered_with_the_right_ones(
 
 
 def test_both_names_of_the_metric_that_only_replays_report_are_the_same() -> None:
-    from offbeat.cli import story
+    from offbeat.cli import history
     from offbeat.observe import text
 
-    assert story.REPLAY_METRIC == text.REPLAY_METRIC
+    assert history.REPLAY_METRIC == text.REPLAY_METRIC

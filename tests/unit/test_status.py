@@ -12,9 +12,9 @@ import pytest
 
 from offbeat.checkpoint import CheckpointManager
 from offbeat.checkpoint.lock import RunLock
+from offbeat.cli.history import read_history
 from offbeat.cli.main import main
-from offbeat.cli.status import Status, look, tables, to_json
-from offbeat.cli.story import read_story
+from offbeat.cli.status import Status, read_status, tables, to_json
 from offbeat.errors import OffbeatError
 
 NOW_S = 1_800_000_000.0
@@ -92,7 +92,7 @@ def shown(found: Status) -> str:
 def test_state_of_a_run_nobody_runs(
     write: Write, ending: list[Any], state: str, reason: str, is_well: bool
 ) -> None:
-    found = look(write(BEGUN, trained(9, 7), *ending), NOW_S)
+    found = read_status(write(BEGUN, trained(9, 7), *ending), NOW_S)
     assert (found.state, found.is_well, found.pid) == (state, is_well, None)
     assert reason in found.reason
     assert "Traceback" not in shown(found)
@@ -100,7 +100,7 @@ def test_state_of_a_run_nobody_runs(
 
 def test_run_that_holds_its_directory_and_starts_again_is_restarting(write: Write, held: None) -> None:
     restart = {"version": 5, "reason": "SIGKILL", "attempt": 1}
-    found = look(write(BEGUN, trained(3.0, 7), (1.0, "restart", restart)), NOW_S)
+    found = read_status(write(BEGUN, trained(3.0, 7), (1.0, "restart", restart)), NOW_S)
     assert (found.state, found.is_well) == ("restarting", True)
 
 
@@ -108,19 +108,19 @@ def test_nothing_is_offered_where_no_checkpoint_is_whole(write: Write) -> None:
     directory = write(BEGUN, trained(3.0, 7), (1.0, "finish", {"reason": "done", "failed": False}))
     manager = CheckpointManager(directory / "checkpoints")
     path = manager.save(7, {"learner": {"w": np.zeros(2)}}, {"w": np.zeros(2)})
-    assert look(directory, NOW_S).next_commands
+    assert read_status(directory, NOW_S).next_commands
     (path / "manifest.json").write_bytes(b"{}")
-    assert look(directory, NOW_S).next_commands == ()
+    assert read_status(directory, NOW_S).next_commands == ()
 
 
 def test_running_run_tells_pid_speed_and_what_is_left(write: Write, held: None) -> None:
     directory = write(BEGUN, *(trained(20 - 2 * i, i + 1, age=i % 3) for i in range(10)))
     (directory / "resolved.yaml").write_text("run:\n  rounds: 110\n  name: pole\n")
-    found = look(directory, NOW_S)
+    found = read_status(directory, NOW_S)
     assert (found.state, found.pid, found.is_well) == ("running", os.getpid(), True)
-    assert found.story.rounds_per_s == pytest.approx(0.5)
+    assert found.history.rounds_per_s == pytest.approx(0.5)
     assert found.eta_s == pytest.approx(200.0)
-    assert found.story.worst_staleness == 2
+    assert found.history.worst_staleness == 2
     text = shown(found)
     assert f"pole: running (pid {os.getpid()})" in text
     assert "10 of 110" in text
@@ -132,13 +132,13 @@ def test_running_run_tells_pid_speed_and_what_is_left(write: Write, held: None) 
 def test_what_is_left_of_a_run_with_a_goal_is_a_bound(write: Write, held: None) -> None:
     directory = write(BEGUN, *(trained(20 - 2 * i, i + 1) for i in range(10)))
     (directory / "resolved.yaml").write_text("run:\n  rounds: 110\n  stop_return: 475.0\n")
-    assert "at most 3:20 min" in shown(look(directory, NOW_S))
+    assert "at most 3:20 min" in shown(read_status(directory, NOW_S))
 
 
 def test_looking_leaves_the_lock_to_others(write: Write) -> None:
     directory = write(BEGUN)
     RunLock(directory).release()
-    assert look(directory, NOW_S).pid is None
+    assert read_status(directory, NOW_S).pid is None
     with (directory / "lock").open() as file:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -150,26 +150,26 @@ def test_looking_leaves_the_lock_to_others(write: Write) -> None:
 def test_run_without_news_may_be_stuck(
     write: Write, held: None, quiet_s: float, limit_s: float | None, state: str
 ) -> None:
-    found = look(write(BEGUN, trained(quiet_s, 1)), NOW_S, limit_s)
+    found = read_status(write(BEGUN, trained(quiet_s, 1)), NOW_S, limit_s)
     assert found.state == state
     assert found.is_well is (state == "running")
     assert (f"last event (round) is {quiet_s:.0f} s old" in shown(found)) is (state == "stuck")
 
 
 def test_slow_rounds_are_not_stuck(write: Write, held: None) -> None:
-    assert look(write(BEGUN, trained(500, 1), trained(300, 2)), NOW_S).state == "running"
+    assert read_status(write(BEGUN, trained(500, 1), trained(300, 2)), NOW_S).state == "running"
 
 
 def test_run_that_never_began(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"name": "pole"}')
-    found = look(tmp_path, NOW_S)
+    found = read_status(tmp_path, NOW_S)
     assert (found.state, found.name) == ("killed", "pole")
     assert found.next_commands == (f"offbeat resume {tmp_path}",)
 
 
 def test_directory_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OffbeatError, match="is not a run directory"):
-        look(tmp_path, NOW_S)
+        read_status(tmp_path, NOW_S)
 
 
 # ---------------------------------------------------------------- what happened
@@ -189,17 +189,17 @@ def test_loss_is_told_once_with_the_time_until_it_was_mended(write: Write) -> No
         health(30, "evaluator", "down", "exit 1"),
         health(20, "learner", "up"),
     )
-    story = look(directory, NOW_S).story
-    losses = [(loss.component, loss.reason, loss.seconds) for loss in story.losses]
+    history = read_status(directory, NOW_S).history
+    losses = [(loss.component, loss.reason, loss.seconds) for loss in history.losses]
     assert losses == [
         ("collector_0", "killed by SIGKILL", 2.5),
         ("collector_0", "hung", None),
         ("collector_0", "hung again", None),
         ("evaluator", "exit 1", None),
     ]
-    part = story.components["collector_0"]
+    part = history.components["collector_0"]
     assert (part.state, part.restarts, part.reason) == ("down", 1, "hung again")
-    text = shown(look(directory, NOW_S))
+    text = shown(read_status(directory, NOW_S))
     assert "collector_0: killed by SIGKILL; up again after 2.5 s" in text
     assert "evaluator: exit 1; not seen up since" in text
     assert "learner was up, since" in text, "of a killed run"
@@ -207,8 +207,8 @@ def test_loss_is_told_once_with_the_time_until_it_was_mended(write: Write) -> No
 
 def test_run_without_health_events_tells_what_it_can(write: Write) -> None:
     lost = (50.0, "worker_lost", {"lane": 1, "reason": "killed\nstack", "restored": True})
-    found = look(write(BEGUN, lost, trained(9, 7), (8.0, "something new", {"x": 1})), NOW_S)
-    assert found.story.components["collector_1"].state == "unknown"
+    found = read_status(write(BEGUN, lost, trained(9, 7), (8.0, "something new", {"x": 1})), NOW_S)
+    assert found.history.components["collector_1"].state == "unknown"
     assert "collector_1: killed; not seen up since" in shown(found)
 
 
@@ -230,7 +230,7 @@ def test_restarts_and_stalls_are_told(write: Write) -> None:
         (20.0, "stall", {"waits": waits, "stacks": {"collector_1": "File x"}}),
         (19.0, "finish", {"reason": "stalled", "failed": True}),
     )
-    text = shown(look(directory, NOW_S))
+    text = shown(read_status(directory, NOW_S))
     assert "went on from version 40 (attempt 1): killed by SIGKILL" in text
     assert "went back to version 35 (attempt 2): loss is NaN" in text
     assert "round 7 waited for 12.5 s for collector 1, ticket 14 (limit 120 s, k)" in text
@@ -241,24 +241,26 @@ def test_counts_and_evaluation(write: Write) -> None:
     counts = {"issued": 20, "running": 2, "ready": 1, "trained": 16, "dropped": 0, "lost": 1}
     ago_s, kind, fields = trained(9, 7)
     judged = (8.0, "eval", {"version": 5, "metrics": {"eval/return_mean": 487.5}})
-    found = look(write(BEGUN, (ago_s, kind, {**fields, "counts": counts}), judged), NOW_S)
+    found = read_status(write(BEGUN, (ago_s, kind, {**fields, "counts": counts}), judged), NOW_S)
     assert "20 issued, 2 running, 1 ready, 16 trained, 0 dropped, 1 lost" in shown(found)
     assert "return 487.5 of version 5" in shown(found)
     assert to_json(found)["tickets"] == counts
 
 
 def test_rounds_given_up_by_a_resume_do_not_count(write: Write) -> None:
-    found = look(write(BEGUN, trained(50, 37), (40.0, "resume", {"version": 25}), trained(30, 26)), NOW_S)
-    assert found.story.version == 26
-    assert found.story.num_starts == 2
+    found = read_status(
+        write(BEGUN, trained(50, 37), (40.0, "resume", {"version": 25}), trained(30, 26)), NOW_S
+    )
+    assert found.history.version == 26
+    assert found.history.num_starts == 2
 
 
 def test_torn_and_foreign_lines_are_passed_over(write: Write) -> None:
     directory = write(BEGUN, trained(9, 7))
     with (directory / "events.jsonl").open("a") as file:
         file.write('[1]\n{"kind":"round","time":1800000000.0,"version":8,"metr')
-    found = look(directory, NOW_S)
-    assert found.story.version == 7
+    found = read_status(directory, NOW_S)
+    assert found.history.version == 7
     assert "2 lines of events.jsonl cannot be read" in shown(found)
 
 
@@ -267,10 +269,10 @@ def test_memory_does_not_grow_with_the_run(write: Write) -> None:
         trained(1000 - i, i + 1),
         (1000.0 - i, "worker_lost", {"lane": i % 3, "reason": f"reason {i}", "restored": True}),
     ))  # fmt: skip
-    story = read_story(write(BEGUN, *many) / "events.jsonl")
-    assert (story.version, story.num_losses) == (500, 500)
-    assert len(story.losses) == len(story.round_times) == 20
-    assert story.losses[-1].reason == "reason 499"
+    history = read_history(write(BEGUN, *many) / "events.jsonl")
+    assert (history.version, history.num_losses) == (500, 500)
+    assert len(history.losses) == len(history.round_times) == 20
+    assert history.losses[-1].reason == "reason 499"
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -287,7 +289,7 @@ def test_damaged_checkpoint_is_named_and_resume_takes_another(write: Write) -> N
     directory = write(BEGUN, trained(9, 12))
     manager = save(directory, 5, 10)
     (manager.path(10) / "learner.safetensors").write_bytes(b"torn")
-    found = look(directory, NOW_S).checkpoints
+    found = read_status(directory, NOW_S).checkpoints
     assert list(found.ages_s) == [5, 10]
     assert found.resume_from == 5
     (damaged,) = found.damaged
@@ -297,7 +299,7 @@ def test_damaged_checkpoint_is_named_and_resume_takes_another(write: Write) -> N
 def test_no_whole_checkpoint_is_said(write: Write) -> None:
     directory = write(BEGUN, trained(9, 12))
     (save(directory, 5).path(5) / "manifest.json").unlink()
-    found = look(directory, NOW_S)
+    found = read_status(directory, NOW_S)
     assert found.checkpoints.resume_from is None
     assert found.checkpoints.damaged[0].startswith("checkpoint 5 was not used: ")
     assert "impossible: none of them is whole" in shown(found)
@@ -307,7 +309,7 @@ def test_checkpoints_of_a_running_run_are_not_touched(write: Write, held: None) 
     directory = write(BEGUN, trained(9, 12))
     leftover = save(directory, 5).directory / ".writing-999999999-step_00000006"
     leftover.mkdir()
-    found = look(directory, NOW_S).checkpoints
+    found = read_status(directory, NOW_S).checkpoints
     assert (found.resume_from, found.is_verified) == (5, False)
     assert leftover.exists(), "its writer may live on another machine"
 

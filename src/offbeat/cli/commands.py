@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli.supervise import Charge
+from offbeat.cli.supervise import ChildContext
 
 
-def run(verbs: Mapping[str, str], arguments: Sequence[str] | None, charge: Charge | None) -> None:
+def run(verbs: Mapping[str, str], arguments: Sequence[str] | None, child: ChildContext | None) -> None:
     """Run one of the verbs, given by name as ``module:function``; ends in ``SystemExit``."""
     # Plain help: rich would triple the time of `offbeat --help`.
     app = typer.Typer(
@@ -21,7 +21,7 @@ def run(verbs: Mapping[str, str], arguments: Sequence[str] | None, charge: Charg
     for name, place in verbs.items():
         module, _, function = place.partition(":")
         app.command(name)(getattr(importlib.import_module(module), function))
-    app(args=arguments, prog_name="offbeat", obj=charge)
+    app(args=arguments, prog_name="offbeat", obj=child)
 
 
 def _show_version(wanted: bool) -> None:

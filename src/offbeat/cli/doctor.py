@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from offbeat.config.models import EnvConfig
 
 Play = tuple[Callable[[int], object], Callable[[], None]]
-"""What takes the n-th step of some environments by random actions, and what closes them."""
+"""Return ``(step, close)`` of environments driven by random actions; ``step(n)`` takes the n-th step."""
 
 _EXTRAS = {
     "box2d": "box2d",

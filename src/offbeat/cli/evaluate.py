@@ -23,10 +23,10 @@ def evaluate(
 ) -> None:
     """Evaluate the weights of a run."""
     with reporting(as_json) as report:
-        judge(run, report, episodes=episodes, seed=seed, best=best)
+        evaluate_run(run, report, episodes=episodes, seed=seed, best=best)
 
 
-def judge(
+def evaluate_run(
     run: str,
     report: Report,
     *,

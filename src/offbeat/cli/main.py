@@ -35,13 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # As with `python -m offbeat`: environments and plugins of the working directory are found.
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    charge = None
+    child = None
     if arguments is None and supervise.is_wanted(sys.argv[1:]):
-        charge = supervise.supervise(as_json="--json" in sys.argv)
-    if charge is not None and charge.after is not None:
-        from offbeat.cli.recover import go_on
+        child = supervise.supervise(as_json="--json" in sys.argv)
+    if child is not None and child.after is not None:
+        from offbeat.cli.recover import continue_run
 
-        go_on(charge, charge.after, as_json="--json" in sys.argv)
+        continue_run(child, child.after, as_json="--json" in sys.argv)
     from offbeat.cli.commands import run
 
-    run(VERBS, arguments, charge)
+    run(VERBS, arguments, child)

@@ -1,4 +1,4 @@
-"""How every verb ends: a message and an exit code for errors, one JSON object when asked, tables."""
+"""Output of every verb: a message and an exit code for errors, one JSON object when asked, tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
 
 @dataclass(slots=True)
 class Report:
-    """What a verb has to say to programs: the values of its JSON object, and its exit code."""
+    """Output of a verb for programs: the values of its JSON object, and its exit code."""
 
     values: dict[str, object] = field(default_factory=dict)
     exit_code: int = 0

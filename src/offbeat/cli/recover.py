@@ -1,4 +1,4 @@
-"""The child's side of supervision: what it tells its guard, and how a run goes on after a killed child."""
+"""The child's side of supervision: reports to its guard, and continuing the run of a killed child."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import typer
 
 from offbeat.checkpoint import CheckpointManager
 from offbeat.checkpoint.lock import RunLock
+from offbeat.cli.history import read_history
 from offbeat.cli.output import reporting
-from offbeat.cli.story import read_story
 from offbeat.cli.summary import finish
-from offbeat.cli.supervise import Charge, Death, show_cursor
+from offbeat.cli.supervise import ChildContext, Death, show_cursor
 from offbeat.config.models import RunSection
 from offbeat.observe.callbacks import Callback, RunInfo
 from offbeat.observe.events import EventLog
@@ -28,10 +28,10 @@ _NONE = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a child tells: its run, and for one that followed another, how far that one had come.
+class RunProgress:
+    """Report of a child: its run, and for a child that followed another, how far that one had come.
 
-    Example: ``Told("runs/x", checkpoint=25, round=37)``.
+    Example: ``RunProgress("runs/x", checkpoint=25, round=37)``.
     """
 
     directory: str
@@ -42,39 +42,39 @@ class Told:
         """On one line."""
         return json.dumps(asdict(self))
 
-    def is_before(self, later: Told) -> bool:
-        """Whether the later one got further: to a newer checkpoint or a higher round."""
+    def is_before(self, later: RunProgress) -> bool:
+        """Return True if the later one got further: to a newer checkpoint or a higher round."""
         return later.checkpoint > self.checkpoint or later.round > self.round
 
 
-class TellGuard(Callback):
-    """Tells the guard of a run where the run is, as soon as there is something to resume."""
+class ReportToSupervisor(Callback):
+    """Reports the run directory to the guard, as soon as there is something to resume."""
 
-    def __init__(self, charge: Charge) -> None:
-        self._charge = charge
+    def __init__(self, child: ChildContext) -> None:
+        self._child = child
 
     def on_start(self, info: RunInfo) -> None:
-        """Tell the directory."""
+        """Report the directory."""
         if info.summary.directory is not None:
-            self._charge.tell(Told(str(info.summary.directory)).to_text())
+            self._child.send(RunProgress(str(info.summary.directory)).to_text())
 
 
-def callbacks_for(charge: object) -> tuple[Callback, ...]:
-    """The callbacks of a run by what its command knows of a guard; none without one."""
-    return (TellGuard(charge),) if isinstance(charge, Charge) else ()
+def callbacks_for(child: object) -> tuple[Callback, ...]:
+    """Return the callbacks of a run for the context of its command; none without a guard."""
+    return (ReportToSupervisor(child),) if isinstance(child, ChildContext) else ()
 
 
-def go_on(charge: Charge, death: Death, as_json: bool) -> NoReturn:
-    """Go on with the run of a killed child where its newest good checkpoint is, or say why not."""
+def continue_run(child: ChildContext, death: Death, as_json: bool) -> NoReturn:
+    """Continue the run of a killed child from its newest good checkpoint, or print why not."""
     show_cursor()
-    before = Told(**json.loads(death.told))
+    before = RunProgress(**json.loads(death.message))
     directory = Path(before.directory)
-    story = read_story(directory / "events.jsonl")
-    if story.finish is not None:  # its last words may be out already, so no others follow
+    history = read_history(directory / "events.jsonl")
+    if history.finish is not None:  # its last words may be out already, so no others follow
         print(f"killed by {death.signal_name} after the run had ended; nothing is lost", file=sys.stderr)
         sys.exit(128 + death.number)
     versions = CheckpointManager(directory / "checkpoints").versions()
-    reached = Told(before.directory, max(versions, default=_NONE), story.version)
+    reached = RunProgress(before.directory, max(versions, default=_NONE), history.version)
     try:
         with reporting(as_json) as report:
             import offbeat
@@ -84,11 +84,11 @@ def go_on(charge: Charge, death: Death, as_json: bool) -> NoReturn:
             if refusal := _why_not(settings, death.attempt, before, reached):
                 text = f"{how}{refusal} Go on by hand with: offbeat resume {shlex.quote(str(directory))}"
                 print(f"error: {text}", file=sys.stderr)
-                _write_down(directory, "finish", {"version": story.version, "reason": text, "failed": True})
+                _write_down(directory, "finish", {"version": history.version, "reason": text, "failed": True})
                 report.values.update(run_dir=str(directory), error=text)
                 report.exit_code = 128 + death.number
             else:
-                charge.tell(reached.to_text())
+                child.send(reached.to_text())
                 _announce(directory, how, reached, death.attempt, settings)
                 finish(offbeat.resume(directory), report)
     except typer.Exit as ended:
@@ -96,8 +96,8 @@ def go_on(charge: Charge, death: Death, as_json: bool) -> NoReturn:
     sys.exit(0)
 
 
-def _why_not(settings: RunSection, attempt: int, before: Told, reached: Told) -> str:
-    """Why the run does not go on by itself; empty when it does."""
+def _why_not(settings: RunSection, attempt: int, before: RunProgress, reached: RunProgress) -> str:
+    """Return why the run does not continue by itself; empty when it does."""
     if attempt > settings.max_restarts:
         return f", and run.max_restarts = {settings.max_restarts} allows no further restart."
     if attempt > 1 and not before.is_before(reached):
@@ -105,8 +105,8 @@ def _why_not(settings: RunSection, attempt: int, before: Told, reached: Told) ->
     return ""
 
 
-def _announce(directory: Path, how: str, reached: Told, attempt: int, settings: RunSection) -> None:
-    """Write the restart down, tell it, and wait as long as the settings want."""
+def _announce(directory: Path, how: str, reached: RunProgress, attempt: int, settings: RunSection) -> None:
+    """Record the restart, print it, and wait as long as the settings want."""
     start = "the beginning" if reached.checkpoint == _NONE else f"checkpoint {reached.checkpoint}"
     count = f"restart {attempt} of {settings.max_restarts}"
     print(f"{how}; going on from {start} ({count})", file=sys.stderr, flush=True)
@@ -116,7 +116,7 @@ def _announce(directory: Path, how: str, reached: Told, attempt: int, settings: 
 
 
 def _write_down(directory: Path, kind: str, fields: dict[str, object]) -> None:
-    """Keep in the run's own files what became of a process that could not tell it itself."""
+    """Record in the run's own files the end of a process that could not do so itself."""
     lock, events = RunLock(directory), EventLog(directory / "events.jsonl")
     log = open_log(directory / "logs", "run")
     try:

@@ -20,14 +20,14 @@ def resume(
     eval_only: EvalOnly = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Go on with a run from its last checkpoint."""
+    """Continue a run from its last checkpoint."""
     from offbeat.cli.summary import finish
 
     with reporting(as_json) as report:
         if eval_only:
-            from offbeat.cli.evaluate import judge
+            from offbeat.cli.evaluate import evaluate_run
 
-            judge(run, report, overrides=overrides or [])
+            evaluate_run(run, report, overrides=overrides or [])
             return
         from offbeat import api
         from offbeat.cli.recover import callbacks_for

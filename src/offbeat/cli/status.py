@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from offbeat.cli.history import REPLAY_METRIC, Component, Loss, Restart, RunHistory, read_history
 from offbeat.cli.output import EXIT_FAILED, JsonFlag, reporting, show_table
 from offbeat.cli.resume import RunDirectory
-from offbeat.cli.story import REPLAY_METRIC, Component, Loss, Restart, Story, read_story
 from offbeat.errors import OffbeatError
 
 State = Literal["running", "restarting", "stuck", "finished", "failed", "killed"]
@@ -40,7 +40,7 @@ class Checkpoints:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a run directory tells about its run at a time. ``quiet_s``: age of the last event."""
+    """State of a run at a time, from its directory. ``quiet_s``: age of the last event."""
 
     run_dir: str
     name: str
@@ -49,14 +49,14 @@ class Status:
     pid: int | None
     rounds: int | None
     quiet_s: float | None
-    story: Story
+    history: RunHistory
     checkpoints: Checkpoints
     now_s: float
     stop_return: float | None = None
 
     @property
     def is_well(self) -> bool:
-        """Whether nobody has to look after the run."""
+        """True when the run needs no attention."""
         return self.state in _WELL
 
     @property
@@ -65,14 +65,14 @@ class Status:
 
         With ``stop_return`` the run may end before.
         """
-        rate = self.story.rounds_per_s
+        rate = self.history.rounds_per_s
         if self.state != "running" or self.rounds is None or rate is None:
             return None
-        return max(0, self.rounds - self.story.version) / rate
+        return max(0, self.rounds - self.history.version) / rate
 
     @property
     def next_commands(self) -> tuple[str, ...]:
-        """What one may want to type next."""
+        """Commands that the user may want to run next."""
         if self.state in ("running", "restarting"):
             verbs: tuple[str, ...] = ("status",)
         elif self.state == "stuck":
@@ -101,12 +101,12 @@ def status(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Tell how a run is doing.
+    """Show the state of a run.
 
     Exit code 1 when it failed, was killed or seems stuck.
     """
     with reporting(as_json) as report:
-        found = look(Path(run), time.time(), stuck_after)
+        found = read_status(Path(run), time.time(), stuck_after)
         for title, rows in tables(found):
             show_table(title, rows)
         report.values.update(to_json(found))
@@ -116,7 +116,7 @@ def status(
 # ---------------------------------------------------------------- looking
 
 
-def look(directory: Path, now_s: float, stuck_after_s: float | None = None) -> Status:
+def read_status(directory: Path, now_s: float, stuck_after_s: float | None = None) -> Status:
     """Read a run directory and judge the run as of ``now_s``, in unix seconds. Changes nothing of a run."""
     if not (directory / "manifest.json").exists() and not (directory / "events.jsonl").exists():
         raise OffbeatError(
@@ -125,11 +125,11 @@ def look(directory: Path, now_s: float, stuck_after_s: float | None = None) -> S
     pid = lock_owner(directory / "lock")  # first: a run that ends meanwhile is then told by its events
     is_held = pid is not None
     has_events = (directory / "events.jsonl").exists()
-    story = read_story(directory / "events.jsonl") if has_events else Story()
+    history = read_history(directory / "events.jsonl") if has_events else RunHistory()
     settings = _settings(directory)
-    quiet_s = None if story.last_s is None else max(0.0, now_s - story.last_s)
-    limit_s = _stuck_limit_s(story) if stuck_after_s is None else stuck_after_s
-    state, reason = _judge(story, is_held, quiet_s, limit_s)
+    quiet_s = None if history.last_s is None else max(0.0, now_s - history.last_s)
+    limit_s = _stuck_limit_s(history) if stuck_after_s is None else stuck_after_s
+    state, reason = _judge(history, is_held, quiet_s, limit_s)
     return Status(
         run_dir=str(directory),
         name=str(_in(settings, "run", "name") or _manifest_name(directory)),
@@ -138,7 +138,7 @@ def look(directory: Path, now_s: float, stuck_after_s: float | None = None) -> S
         pid=pid or None,
         rounds=_in(settings, "run", "rounds"),
         quiet_s=quiet_s,
-        story=story,
+        history=history,
         checkpoints=_checkpoints(directory / "checkpoints", now_s, is_held),
         now_s=now_s,
         stop_return=_in(settings, "run", "stop_return"),
@@ -146,7 +146,7 @@ def look(directory: Path, now_s: float, stuck_after_s: float | None = None) -> S
 
 
 def lock_owner(path: Path) -> int | None:
-    """The process that holds the lock of a run directory, 0 if it is not known, None if nobody holds it."""
+    """Return the process that holds the lock of a run directory: 0 if unknown, None if the lock is free."""
     try:
         import fcntl
 
@@ -162,24 +162,24 @@ def lock_owner(path: Path) -> int | None:
     return None
 
 
-def _judge(story: Story, is_held: bool, quiet_s: float | None, limit_s: float) -> tuple[State, str]:
+def _judge(history: RunHistory, is_held: bool, quiet_s: float | None, limit_s: float) -> tuple[State, str]:
     is_quiet = quiet_s is not None and quiet_s > limit_s
-    if story.last_kind in ("restart", "rollback") and not is_quiet:
-        return "restarting", _first_line(story.restarts[-1].reason)
+    if history.last_kind in ("restart", "rollback") and not is_quiet:
+        return "restarting", _first_line(history.restarts[-1].reason)
     if is_held:
         if is_quiet:
-            return "stuck", f"it runs, but its last event ({story.last_kind}) is {_span(quiet_s)} old"
+            return "stuck", f"it runs, but its last event ({history.last_kind}) is {_span(quiet_s)} old"
         return "running", ""
-    if story.finish is not None:
-        reason = str(story.finish.get("reason", ""))
-        return ("failed" if story.finish.get("failed") else "finished"), reason
-    if story.num_starts == 0:
+    if history.finish is not None:
+        reason = str(history.finish.get("reason", ""))
+        return ("failed" if history.finish.get("failed") else "finished"), reason
+    if history.num_starts == 0:
         return "killed", "before it began: it has no events"
-    return "killed", f"at round {story.version}: nobody runs it and it never said how it ended"
+    return "killed", f"at round {history.version}: nobody runs it and it never said how it ended"
 
 
-def _stuck_limit_s(story: Story) -> float:
-    rate = story.rounds_per_s
+def _stuck_limit_s(history: RunHistory) -> float:
+    rate = history.rounds_per_s
     return _LEAST_STUCK_S if rate is None else max(_LEAST_STUCK_S, _STUCK_ROUNDS / rate)
 
 
@@ -242,21 +242,21 @@ def _ages_s(directory: Path, now_s: float) -> Iterator[tuple[int, float]]:
 
 
 def tables(found: Status) -> Iterator[tuple[str, dict[str, str]]]:
-    """Titles and rows of everything there is to tell."""
+    """Yield title and rows of each table."""
     yield f"{found.name}: {_headline(found)}", dict(_run_rows(found))
-    if found.story.components:
+    if found.history.components:
         yield (
             "health",
-            {part.name: _health_line(part, found) for _, part in sorted(found.story.components.items())},
+            {part.name: _health_line(part, found) for _, part in sorted(found.history.components.items())},
         )
-    if found.story.losses:
-        title = f"lost and replaced ({found.story.num_losses} in all)"
-        yield title, _numbered(found.story.num_losses, map(_loss_line, found.story.losses))
-    if found.story.restarts:
-        title = f"restarts of the whole run ({found.story.num_restarts} in all)"
-        yield title, _numbered(found.story.num_restarts, map(_restart_line, found.story.restarts))
-    if found.story.stall is not None:
-        yield f"last stall, {_clock(found.story.stall['time'])}", dict(_stall_rows(found.story.stall))
+    if found.history.losses:
+        title = f"lost and replaced ({found.history.num_losses} in all)"
+        yield title, _numbered(found.history.num_losses, map(_loss_line, found.history.losses))
+    if found.history.restarts:
+        title = f"restarts of the whole run ({found.history.num_restarts} in all)"
+        yield title, _numbered(found.history.num_restarts, map(_restart_line, found.history.restarts))
+    if found.history.stall is not None:
+        yield f"last stall, {_clock(found.history.stall['time'])}", dict(_stall_rows(found.history.stall))
     yield "checkpoints", dict(_checkpoint_rows(found.checkpoints))
     yield "next", {command.split()[1]: command for command in found.next_commands}
 
@@ -269,28 +269,28 @@ def _headline(found: Status) -> str:
 
 
 def _run_rows(found: Status) -> Iterator[tuple[str, str]]:
-    story, metrics = found.story, found.story.metrics
+    history, metrics = found.history, found.history.metrics
     yield "directory", found.run_dir
-    yield "round", f"{story.version:,}" + (f" of {found.rounds:,}" if found.rounds is not None else "")
-    if (rate := story.rounds_per_s) is not None:
+    yield "round", f"{history.version:,}" + (f" of {found.rounds:,}" if found.rounds is not None else "")
+    if (rate := history.rounds_per_s) is not None:
         steps = _number(metrics.get("learn/samples_per_s"))
         yield "speed", f"{rate:.3g} rounds/s" + (f", {steps:,.0f} samples/s" if steps is not None else "")
     if found.eta_s is not None:
         yield "left", _span(found.eta_s) if found.stop_return is None else f"at most {_span(found.eta_s)}"
     if (degree := _number(metrics.get("pace/off_policy_degree"))) is not None:
-        worst = f"at most {story.worst_staleness or 0:g} so far"
+        worst = f"at most {history.worst_staleness or 0:g} so far"
         is_replay = REPLAY_METRIC in metrics
         yield "staleness", f"{worst}{', replayed' if is_replay else ''}, k = {degree:g} now"
-    if counts := _counts(story):
+    if counts := _counts(history):
         yield "tickets", ", ".join(f"{value:,.0f} {name}" for name, value in counts.items())
-    if story.evaluation is not None:
-        mean = _number(story.evaluation.get("metrics", {}).get("eval/return_mean"))
+    if history.evaluation is not None:
+        mean = _number(history.evaluation.get("metrics", {}).get("eval/return_mean"))
         shown = "unknown" if mean is None else f"{mean:.1f}"
-        yield "evaluation", f"return {shown} of version {story.evaluation.get('version')}"
+        yield "evaluation", f"return {shown} of version {history.evaluation.get('version')}"
     if found.quiet_s is not None:
-        yield "last event", f"{story.last_kind}, {_span(found.quiet_s)} ago"
-    if story.num_unreadable:
-        yield "note", f"{story.num_unreadable} lines of events.jsonl cannot be read"
+        yield "last event", f"{history.last_kind}, {_span(found.quiet_s)} ago"
+    if history.num_unreadable:
+        yield "note", f"{history.num_unreadable} lines of events.jsonl cannot be read"
 
 
 def _health_line(part: Component, found: Status) -> str:
@@ -352,17 +352,17 @@ def _numbered(total: int, lines: Iterator[str]) -> dict[str, str]:
     return {f"{total - len(kept) + i}.": line for i, line in enumerate(kept, start=1)}
 
 
-def _counts(story: Story) -> dict[str, float]:
-    """Where the tickets are, as far as the last round tells."""
-    told = story.last_round.get("counts")
+def _counts(history: RunHistory) -> dict[str, float]:
+    """Return the numbers of tickets by state, as of the last round."""
+    told = history.last_round.get("counts")
     if not isinstance(told, dict):
         names = {
             "collected": "queue/total_produced",
             "trained": "queue/total_consumed",
             "ready": "queue/size",
         }
-        told = {name: story.metrics.get(metric) for name, metric in names.items()}
-        told["dropped samples"] = story.metrics.get("pace/dropped_samples")
+        told = {name: history.metrics.get(metric) for name, metric in names.items()}
+        told["dropped samples"] = history.metrics.get("pace/dropped_samples")
     numbers = {name: _number(value) for name, value in told.items()}
     return {name: value for name, value in numbers.items() if value is not None}
 
@@ -401,26 +401,26 @@ def _span(seconds: float | None) -> str:
 
 def to_json(found: Status) -> dict[str, object]:
     """The same for ``--json``: times in unix seconds, spans in seconds."""
-    story = found.story
+    history = found.history
     return {
         "run_dir": found.run_dir,
         "name": found.name,
         "state": found.state,
         "reason": found.reason,
         "pid": found.pid,
-        "round": story.version,
+        "round": history.version,
         "rounds": found.rounds,
-        "rounds_per_s": story.rounds_per_s,
+        "rounds_per_s": history.rounds_per_s,
         "eta_s": found.eta_s,
-        "last_event": {"kind": story.last_kind, "age_s": found.quiet_s},
-        "off_policy_degree": _number(story.metrics.get("pace/off_policy_degree")),
-        "worst_staleness": story.worst_staleness,
-        "tickets": _counts(story),
-        "evaluation": story.evaluation,
-        "health": [asdict(part) for _, part in sorted(story.components.items())],
-        "losses": {"count": story.num_losses, "newest": [_loss_json(loss) for loss in story.losses]},
-        "restarts": {"count": story.num_restarts, "newest": [asdict(one) for one in story.restarts]},
-        "stall": story.stall,
+        "last_event": {"kind": history.last_kind, "age_s": found.quiet_s},
+        "off_policy_degree": _number(history.metrics.get("pace/off_policy_degree")),
+        "worst_staleness": history.worst_staleness,
+        "tickets": _counts(history),
+        "evaluation": history.evaluation,
+        "health": [asdict(part) for _, part in sorted(history.components.items())],
+        "losses": {"count": history.num_losses, "newest": [_loss_json(loss) for loss in history.losses]},
+        "restarts": {"count": history.num_restarts, "newest": [asdict(one) for one in history.restarts]},
+        "stall": history.stall,
         "checkpoints": asdict(found.checkpoints),
         "next": found.next_commands,
     }

@@ -1,4 +1,4 @@
-"""The last words of a training run: what it reached, and the commands that go on from it."""
+"""End-of-run summary: what it reached, and the commands that continue from it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from offbeat.cli.history import REPLAY_METRIC, Loss, RunHistory, read_history
 from offbeat.cli.output import EXIT_INTERRUPTED, Report, show_table
-from offbeat.cli.story import REPLAY_METRIC, Loss, Story, read_story
 from offbeat.errors import OffbeatError
 
 _MOST_LOSSES = 8
@@ -57,38 +57,38 @@ def summary_rows(result: Result) -> dict[str, str]:
 
 
 def _success(result: Result) -> dict[str, str]:
-    """How often evaluation episodes ended well, where the environment tells."""
+    """Return the success rate of the evaluation, where the environment reports it."""
     share = result.metrics.get("eval/success_rate")
     return {} if share is None else {"evaluation success": f"{share:.0%}"}
 
 
 def _wall(result: Result) -> str:
-    story = _story(result)
+    history = _history(result)
     here = f"{result.wall_s:.1f} s"
-    if story is None or story.num_starts < 2 or story.began_s is None or story.last_s is None:
+    if history is None or history.num_starts < 2 or history.began_s is None or history.last_s is None:
         return here
-    return f"{here} since the last start, {story.last_s - story.began_s:.1f} s since the first"
+    return f"{here} since the last start, {history.last_s - history.began_s:.1f} s since the first"
 
 
 def _losses(result: Result) -> dict[str, str]:
-    """What was lost and replaced in the whole run, a line each: the newest, and how many came before."""
-    story = _story(result)
-    if story is None or not story.num_losses + story.num_restarts:
+    """Return what was lost and replaced in the whole run, a line each: the newest, and a count of the others."""
+    history = _history(result)
+    if history is None or not history.num_losses + history.num_restarts:
         return {}
-    shown = [_loss(loss) for loss in list(story.losses)[-_MOST_LOSSES:]]
-    if (hidden := story.num_losses - len(shown)) > 0:
+    shown = [_loss(loss) for loss in list(history.losses)[-_MOST_LOSSES:]]
+    if (hidden := history.num_losses - len(shown)) > 0:
         shown.insert(0, f"{hidden} earlier ones: see `offbeat status`")
     rows = {"lost and replaced": "\n".join(shown)} if shown else {}
-    if story.num_restarts:
-        reason = story.restarts[-1].reason.partition("\n")[0]
-        rows["restarts"] = f"{story.num_restarts}, from checkpoints; the last one: {reason}"
+    if history.num_restarts:
+        reason = history.restarts[-1].reason.partition("\n")[0]
+        rows["restarts"] = f"{history.num_restarts}, from checkpoints; the last one: {reason}"
     return rows
 
 
-def _story(result: Result) -> Story | None:
-    """What the run's journal tells, also of earlier starts; None when there is none."""
+def _history(result: Result) -> RunHistory | None:
+    """Return the run's history, earlier starts included; None when there is none."""
     try:
-        return read_story(result.run_dir / "events.jsonl")
+        return read_history(result.run_dir / "events.jsonl")
     except OffbeatError:
         return None
 

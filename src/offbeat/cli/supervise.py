@@ -1,4 +1,4 @@
-"""The guard of a run: a child does the work, and one that is killed is followed by another that goes on.
+"""The guard of a run: a child does the work, and one that is killed is followed by another that continues.
 
 This is the first thing the command imports. The guard lives as long as the run, so nothing here may import
 more than it must: every page of it is memory that the run pays for.
@@ -23,19 +23,19 @@ _PATIENCE_S = 3.0
 _WINDOW_S = 3600.0
 _ORPHANS_LIMIT_S = 10.0
 _ORPHANS_POLL_S = 0.02
-_MOST_TOLD_BYTES = 1 << 16
+_MOST_MESSAGE_BYTES = 1 << 16
 _SHOW_CURSOR = b"\x1b[?25h\n"
 
 
 class Death(NamedTuple):
-    """How the child before this one ended: by which signal, to be followed for which time, and what it told.
+    """End of the previous child: its signal, the number of the restart, and its last message.
 
     Example: ``Death(signal.SIGKILL, 1, b'{"directory": "runs/x"}')``.
     """
 
     number: int
     attempt: int
-    told: bytes
+    message: bytes
 
     @property
     def signal_name(self) -> str:
@@ -43,29 +43,29 @@ class Death(NamedTuple):
         return signal.Signals(self.number).name
 
 
-class Charge(NamedTuple):
-    """What a supervised child knows: where to tell its guard things, and whom it follows, if anybody."""
+class ChildContext(NamedTuple):
+    """Context of a supervised child: the pipe to its guard, and the end of the child before it, if any."""
 
     line: int
     after: Death | None
 
-    def tell(self, text: str) -> None:
-        """Tell the guard, in one line, what a child that has to follow this one will need."""
+    def send(self, text: str) -> None:
+        """Send the guard, in one line, what a child that has to follow this one will need."""
         os.write(self.line, text.encode() + b"\n")
 
 
 def is_wanted(arguments: Sequence[str]) -> bool:
-    """Whether this command is a run that its guard may start again, on a system where that is possible."""
+    """Return True if this command is a run that its guard may restart, on a system where that is possible."""
     is_run = sys.platform == "linux" and bool(arguments) and arguments[0] in _VERBS
     alone = {"--help", "--eval-only", "run.max_restarts=0", "max_restarts=0"}
     return is_run and not alone & set(arguments)
 
 
-def supervise(as_json: bool) -> Charge:
+def supervise(as_json: bool) -> ChildContext:
     """Fork; return in the child only. The guard ends with the exit code of the last child.
 
-    A child that crashed (killed by a signal that nobody sends to ask for an end) is followed by another one,
-    when it has told what that one needs. Whether the run then really goes on is for the new child to judge.
+    A child that crashed (killed by a signal that is no request to end) is followed by another one, when it
+    has sent what that one needs. The new child decides if the run continues.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of a killed child come to us
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -73,27 +73,27 @@ def supervise(as_json: bool) -> Charge:
     death: Death | None = None
     while True:
         begun_s = time.monotonic()
-        listen, tell = os.pipe()
+        listen, line = os.pipe()
         guard, child = os.getpid(), os.fork()
         if child == 0:
             os.close(listen)
             _begin(guard, mask)
-            return Charge(tell, death)
-        os.close(tell)
+            return ChildContext(line, death)
+        os.close(line)
         status, was_asked = _await_end(child)
-        told = _last_line(listen)
+        message = _last_line(listen)
         if not os.WIFSIGNALED(status):
             raise SystemExit(os.waitstatus_to_exitcode(status))
         _end_orphans()
         is_new_row = death is None or time.monotonic() - begun_s > _WINDOW_S
         attempt = 1 if death is None or is_new_row else death.attempt + 1
-        death = Death(os.WTERMSIG(status), attempt, told)
-        if was_asked or death.number not in _CRASHES or not told:
+        death = Death(os.WTERMSIG(status), attempt, message)
+        if was_asked or death.number not in _CRASHES or not message:
             _give_up(death, as_json)
 
 
 def _begin(guard: int, mask: Iterable[int]) -> None:
-    """Make this child die with its guard, and hear signals as usual."""
+    """Make this child die with its guard, and receive signals as usual."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != guard:  # it died before we could ask for that
         os.kill(os.getpid(), signal.SIGKILL)
@@ -101,7 +101,7 @@ def _begin(guard: int, mask: Iterable[int]) -> None:
 
 
 def _await_end(child: int) -> tuple[int, bool]:
-    """Pass signals on until the child has ended; return its status and whether anybody asked for the end."""
+    """Pass signals on until the child has ended; return its status and True if the end was asked for."""
     num_asked, kill_at_s = 0, _NEVER_S
     while (status := _reap(child)) is None:
         heard = signal.sigtimedwait(_HEARD, max(0.0, min(kill_at_s - time.monotonic(), _NEVER_S)))
@@ -142,7 +142,7 @@ def _end_orphans() -> None:
 
 
 def _children() -> list[int]:
-    """Our children, zombies included: nobody but us clears them away, so their numbers are theirs."""
+    """Return our children, zombies included: only this process reaps them, so their numbers stay theirs."""
     _reap(0)
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
@@ -152,10 +152,10 @@ def _children() -> list[int]:
 
 
 def _last_line(listen: int) -> bytes:
-    """The last whole line that the child told, empty if none; closes our end."""
+    """Return the last whole line that the child sent, empty if none; closes our end."""
     os.set_blocking(listen, False)
     try:
-        lines = os.read(listen, _MOST_TOLD_BYTES).split(b"\n")
+        lines = os.read(listen, _MOST_MESSAGE_BYTES).split(b"\n")
     except BlockingIOError:  # nothing, and a process that the child forked still holds its end
         lines = []
     os.close(listen)
@@ -164,7 +164,7 @@ def _last_line(listen: int) -> bytes:
 
 def _give_up(death: Death, as_json: bool) -> NoReturn:
     text = f"the run was killed by {death.signal_name}"
-    if not death.told:
+    if not death.message:
         text += " before it began"
     show_cursor()
     os.write(2, f"error: {text}\n".encode())

@@ -49,7 +49,7 @@ def train(
 def _judge_run_of(recipe: str, overrides: Sequence[str], report: Report) -> None:
     """Evaluate the run in ``run.dir``, by its own settings and the section ``eval`` as it is given here."""
     import offbeat
-    from offbeat.cli.evaluate import judge
+    from offbeat.cli.evaluate import evaluate_run
 
     given = offbeat.load_config(recipe, overrides)
     directory = given.run.dir
@@ -70,4 +70,6 @@ def _judge_run_of(recipe: str, overrides: Sequence[str], report: Report) -> None
             f"{given.algorithm.name} on {given.env.id}: name another one, or use `offbeat eval {directory}`"
         )
     before, now = own.eval.model_dump(), given.eval.model_dump()
-    judge(directory, report, overrides={f"eval.{key}": now[key] for key in now if now[key] != before[key]})
+    evaluate_run(
+        directory, report, overrides={f"eval.{key}": now[key] for key in now if now[key] != before[key]}
+    )

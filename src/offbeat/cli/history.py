@@ -1,4 +1,4 @@
-"""What became of a run, from its events: read in one pass, with a memory that does not grow with the run."""
+"""History of a run, from its events: read in one pass, with a memory that does not grow with the run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """The whole run went on from a checkpoint by itself; ``kind`` is ``restart`` or ``rollback``."""
+    """An automatic restart of the whole run from a checkpoint; ``kind`` is ``restart`` or ``rollback``."""
 
     time_s: float
     kind: str
@@ -58,8 +58,8 @@ class Restart:
 
 
 @dataclass(slots=True)
-class Story:
-    """Everything the events tell. Times are unix seconds; lists hold the newest and have a count beside."""
+class RunHistory:
+    """History of a run. Times are unix seconds; lists hold the newest and have a count beside."""
 
     began_s: float | None = None
     last_s: float | None = None
@@ -81,7 +81,7 @@ class Story:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """What the last round measured."""
+        """Metrics of the last round."""
         return dict(self.last_round.get("metrics", {}))
 
     @property
@@ -93,25 +93,25 @@ class Story:
         return (last - first) / (last_s - first_s) if last_s > first_s and last > first else None
 
 
-def read_story(path: Path) -> Story:
+def read_history(path: Path) -> RunHistory:
     """Read a run's ``events.jsonl``. A line that is not whole is passed over and counted."""
-    teller = _Teller()
+    reader = _Reader()
     try:
         with path.open("rb") as file:
             for line in file:
-                teller.take(line)
+                reader.take(line)
     except FileNotFoundError as error:
         raise OffbeatError(
             f"there is no {path.name} in {path.parent}: give the directory of a run"
         ) from error
-    return teller.end()
+    return reader.end()
 
 
-class _Teller:
-    """Takes events one by one."""
+class _Reader:
+    """Reads events one by one."""
 
     def __init__(self) -> None:
-        self._story = Story()
+        self._history = RunHistory()
         self._round = b""
         self._open: dict[str, Loss] = {}  # component -> its loss, until it is up again
         self._takers: dict[str, Callable[[Record], None]] = {
@@ -136,46 +136,46 @@ class _Teller:
             event = json.loads(line)
             time_s, kind = float(event["time"]), str(event["kind"])
         except (ValueError, KeyError, TypeError):
-            self._story.num_unreadable += 1
+            self._history.num_unreadable += 1
             return
-        self._story.last_s, self._story.last_kind = time_s, kind
+        self._history.last_s, self._history.last_kind = time_s, kind
         if kind in self._takers:
             self._takers[kind](event)
 
-    def end(self) -> Story:
-        """Return the story."""
+    def end(self) -> RunHistory:
+        """Return the history."""
         if self._round:
-            self._story.last_round = json.loads(self._round)
-        return self._story
+            self._history.last_round = json.loads(self._round)
+        return self._history
 
     def _trained(self, time_s: float, version: int, age: re.Match[bytes] | None) -> None:
-        story = self._story
-        story.last_s, story.last_kind, story.version = time_s, "round", version
-        story.round_times.append((time_s, version))
+        history = self._history
+        history.last_s, history.last_kind, history.version = time_s, "round", version
+        history.round_times.append((time_s, version))
         if age is not None:
-            story.worst_staleness = max(story.worst_staleness or 0.0, float(age[1]))
+            history.worst_staleness = max(history.worst_staleness or 0.0, float(age[1]))
 
     def _began(self, event: Record) -> None:
-        story = self._story
-        story.began_s = event["time"] if story.began_s is None else story.began_s
-        story.num_starts += 1
-        story.version = event.get("version", 0)
-        story.round_times.clear()
-        story.finish = None
+        history = self._history
+        history.began_s = event["time"] if history.began_s is None else history.began_s
+        history.num_starts += 1
+        history.version = event.get("version", 0)
+        history.round_times.clear()
+        history.finish = None
 
     def _evaluated(self, event: Record) -> None:
-        self._story.evaluation = event
+        self._history.evaluation = event
 
     def _stalled(self, event: Record) -> None:
-        self._story.stall = event
+        self._history.stall = event
 
     def _finished(self, event: Record) -> None:
-        self._story.finish = event
+        self._history.finish = event
 
     def _restarted(self, event: Record) -> None:
-        story = self._story
-        story.num_restarts += 1
-        story.restarts.append(
+        history = self._history
+        history.num_restarts += 1
+        history.restarts.append(
             Restart(
                 event["time"],
                 event["kind"],
@@ -184,7 +184,7 @@ class _Teller:
                 event.get("attempt", 1),
             )
         )
-        story.finish = None
+        history.finish = None
 
     # ------------------------------------------------------------ health
 
@@ -203,15 +203,15 @@ class _Teller:
         self._lost(f"collector_{event['lane']}", event["time"], str(event.get("reason", "")), "worker_lost")
 
     def _component(self, name: str) -> Component:
-        return self._story.components.setdefault(name, Component(name))
+        return self._history.components.setdefault(name, Component(name))
 
     def _lost(self, name: str, time_s: float, reason: str, source: str) -> None:
-        """A loss is told up to twice, by ``health`` and by ``worker_lost``, in either order."""
+        """A loss is recorded up to twice, by ``health`` and by ``worker_lost``, in either order."""
         loss = self._open.get(name)
         if loss is None or source in loss.sources:
             loss = self._open[name] = Loss(time_s, name)
-            self._story.losses.append(loss)
-            self._story.num_losses += 1
+            self._history.losses.append(loss)
+            self._history.num_losses += 1
         loss.sources.add(source)
         loss.reason = loss.reason or reason
         self._component(name).reason = loss.reason
