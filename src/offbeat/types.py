@@ -106,7 +106,8 @@ class Progress:
     """Result of one piece of a collector's work.
 
     ``idle``: there is nothing to compute until a ticket comes or something outside of the collector
-    happens; while it holds tickets, ``advance`` is called again within 20 ms. ``units`` counts what was collected in this piece, such as ``env_steps``.
+    happens; while it holds tickets, ``advance`` is called again within 20 ms. ``units`` counts what was
+    collected in this piece, such as ``env_steps``.
     """
 
     segments: Sequence[Segment] = ()

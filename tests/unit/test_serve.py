@@ -145,7 +145,9 @@ def test_segment_for_a_ticket_that_is_not_held_ends_the_collector(answers: tuple
     *_, down = posted
     assert [event.segment.ticket.number for event in posted[:-1]] == list(answers[:-1])
     assert down.raised
-    assert down.reason.startswith(f"collector 1 raised in ticket 4:\nit made a segment for ticket {answers[-1]}")
+    assert down.reason.startswith(
+        f"collector 1 raised in ticket 4:\nit made a segment for ticket {answers[-1]}"
+    )
 
 
 class Scripted:

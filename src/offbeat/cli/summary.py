@@ -71,7 +71,7 @@ def _wall(result: Result) -> str:
 
 
 def _losses(result: Result) -> dict[str, str]:
-    """Return what was lost and replaced in the whole run, a line each: the newest, and a count of the others."""
+    """Return the losses and restarts of the whole run, a line each: the newest, and a count of the others."""
     history = _history(result)
     if history is None or not history.num_losses + history.num_restarts:
         return {}
