@@ -129,7 +129,7 @@ class Batch:
 
     def staleness(self) -> tuple[int, ...]:
         """Age of each segment in versions."""
-        return tuple(self.version - segment.oldest_version for segment in self.segments)
+        return tuple([self.version - segment.oldest_version for segment in self.segments])
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,22 +60,19 @@ class ScheduleLog:
     """Appends to ``schedule.jsonl``, from which a run can be repeated bit for bit.
 
     A checkpoint keeps `offset`; a resumed run first goes back to it with `truncate`, so that the file always
-    holds one history without repetition. ``on_fault`` is called, once, when the file cannot be written.
+    holds one history without repetition. Lines are added to ``lines`` and written by `flush`. ``on_fault`` is
+    called, once, when the file cannot be written.
     """
 
     def __init__(self, path: str | Path, on_fault: Callable[[str], None] = _log.warning) -> None:
         self._journal = _Journal(Path(path), "the run cannot be replayed", on_fault)
-        self._lines: list[str] = []
-
-    def add(self, line: str) -> None:
-        """Take a line, which is written by the next `flush`."""
-        self._lines.append(line)
+        self.lines: list[str] = []
 
     def flush(self) -> None:
-        """Write the lines taken since the last time, in one write."""
-        if self._lines:
-            lines = "".join(self._lines).encode()
-            self._lines.clear()
+        """Write the lines that were added since the last time, in one write."""
+        if self.lines:
+            lines = "".join(self.lines).encode()
+            self.lines.clear()
             self._journal.append_lines(lines)
 
     @property

@@ -39,6 +39,7 @@ _EPISODES_AVERAGED = 100
 _ROUNDS_AVERAGED = 50
 _ROUNDS_TRUSTED = 5  # so many of its own, and a start no longer believes in the speed of the one before
 _BALANCED_WITHIN = 0.1
+_NOTHING = (0, 0)
 _NO_SYSTEM = {"system/rss_bytes": math.nan, "system/cpu_percent": math.nan, "system/gpu_mem_bytes": math.nan}
 
 
@@ -157,7 +158,7 @@ class Meter:
 
     def _leave_queue(self, ticket: int) -> int:
         """Take a segment out of the queue; return its samples."""
-        num_bytes, samples = self._waiting.pop(ticket, (0, 0))
+        num_bytes, samples = self._waiting.pop(ticket, _NOTHING)
         self._queued_bytes -= num_bytes
         return samples
 
@@ -178,12 +179,12 @@ class Meter:
         """
         batch, metrics, ended_s = event.batch, event.metrics, event.ended_s
         signals = self._measure(batch, ended_s, metrics)
-        ages = (int(metrics.get("pace/max_sample_age", 0)), *batch.staleness())
-        self.max_staleness = max(self.max_staleness, *ages)
+        oldest = max(metrics.get("pace/max_sample_age", 0), self._measured["pace/max_sample_age"])
+        self.max_staleness = max(self.max_staleness, int(oldest))
         self._totals.global_steps += metrics.get("learn/gradient_steps", 1.0)
         self._remember_speed(ended_s)
-        for segment in batch.segments:
-            self._leave_queue(segment.ticket.number)
+        left = [self._waiting.pop(segment.ticket.number, _NOTHING) for segment in batch.segments]
+        self._queued_bytes -= sum([num_bytes for num_bytes, _ in left])
         self._count_episodes(batch)
         self._last_round_s = ended_s
         self._window = _Window(start_s=ended_s)
@@ -193,10 +194,11 @@ class Meter:
         window, num_collectors = self._window, len(self._samples_by)
         round_s, train_s = max(ended_s - self._window_start(), 1e-9), ended_s - self._train_started_s
         active_s = max(round_s - window.paused_s, 1e-9)
-        collect_s = sum(segment.collect_s for segment in batch.segments) / num_collectors
+        collect_s = sum([segment.collect_s for segment in batch.segments]) / num_collectors
         collect_idle = _share(active_s - self._busy_s(ended_s) / num_collectors, active_s)
         train_idle = _share(active_s - train_s, active_s)
-        weights = [_num_samples(segment) for segment in batch.segments]
+        waiting, segments = self._waiting, batch.segments
+        weights = [waiting.get(s.ticket.number, _NOTHING)[1] or _num_samples(s) for s in segments]
         self._totals.elapsed_s += round_s
         self._totals.trained_samples += sum(weights)
         self._measured = {
@@ -400,7 +402,11 @@ class Meter:
 
 
 def _num_samples(segment: Segment) -> int:
-    return next((segment.units[unit] for unit in _UNITS if unit in segment.units), 1)
+    units = segment.units
+    for unit in _UNITS:
+        if unit in units:
+            return units[unit]
+    return 1
 
 
 def _ages(ages: Sequence[int], weights: Sequence[int], threshold: int) -> Metrics:
@@ -408,11 +414,11 @@ def _ages(ages: Sequence[int], weights: Sequence[int], threshold: int) -> Metric
     weighted, total = sorted(zip(ages, weights, strict=True)), sum(weights)
     mean = oldest = p95 = stale = 0.0
     if total:
-        sums = itertools.accumulate(weight for _, weight in weighted)
-        mean = sum(age * weight for age, weight in weighted) / total
+        sums = itertools.accumulate([weight for _, weight in weighted])
+        mean = sum([age * weight for age, weight in weighted]) / total
         oldest = float(weighted[-1][0])
         p95 = float(next(age for (age, _), seen in zip(weighted, sums, strict=True) if seen >= 0.95 * total))
-        stale = sum(weight for age, weight in weighted if age > threshold) / total
+        stale = sum([weight for age, weight in weighted if age > threshold]) / total
     return {
         "pace/avg_sample_age": mean,
         "pace/max_sample_age": oldest,

@@ -282,7 +282,7 @@ class Coordinator:
         self._update_free(collector)
 
     def _update_free(self, collector: int) -> None:
-        if self.ledger.num_running_on(collector) < self._up.get(collector, 0):
+        if len(self.ledger.running_on.get(collector, ())) < self._up.get(collector, 0):
             self._free.add(collector)
         else:
             self._free.discard(collector)
@@ -530,7 +530,7 @@ class Coordinator:
             waiting[deadline] = waiting.get(deadline, 0) + 1
             if not self._in_time(waiting):
                 return
-            number = len(self.ledger)
+            number = self.ledger.issued
             self._give_out(Ticket(number, collector, version, deadline, self._seed(number)), actions)
             self._issued_at_s = now_s
             collector = self._next_free()
@@ -541,7 +541,8 @@ class Coordinator:
         actions.append(Issue(ticket))
 
     def _seed(self, number: int) -> int:
-        return reseed(derive_seed(self.config.seed, "collect", number), self.rollbacks)
+        seed = derive_seed(self.config.seed, "collect", number)
+        return reseed(seed, self.rollbacks) if self.rollbacks else seed
 
     def _may_issue(self, now_s: float) -> bool:
         """Return True if everything but deadlines and collectors allows one more ticket."""
@@ -556,7 +557,7 @@ class Coordinator:
             return outstanding < (config.rounds - self.version) * config.segments_per_round
         if self._degree == 0 and not self._in_lockstep():
             return False
-        issued = len(self.ledger) - self.ledger.num(DROPPED)
+        issued = self.ledger.issued - self.ledger.num(DROPPED)
         return issued < config.replay_limit(self.version, self._degree)
 
     def _in_lockstep(self) -> bool:
@@ -578,7 +579,7 @@ class Coordinator:
         and so the weights, independent of timing. Above 0 collectors take turns, and one that holds as many
         tickets as it wants is passed over, so a slow collector holds no other up.
         """
-        turn = len(self.ledger) % self.config.num_collectors
+        turn = self.ledger.issued % self.config.num_collectors
         if self._degree == 0:
             return turn if turn in self._up else None
         return self._free.next_from(turn)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 _BITS = 10  # of a member within its word: words of 1,024 bits keep both levels short up to 10^6 members
 
+_MASK = (1 << _BITS) - 1
+
 
 class IntSet:
     """A set of integers >= 0 with `next_from`: one bit for each member in words, one for each word.
@@ -23,32 +25,35 @@ class IntSet:
 
     def __contains__(self, member: int) -> bool:
         word = self._words.get(member >> _BITS, 0)
-        return bool(word >> (member & (1 << _BITS) - 1) & 1)
+        return bool(word >> (member & _MASK) & 1)
 
     def add(self, member: int) -> None:
         """Add a member; nothing changes when it is one already."""
-        if member not in self:
-            place = member >> _BITS
-            self._words[place] = self._words.get(place, 0) | 1 << (member & (1 << _BITS) - 1)
+        place, bit = member >> _BITS, 1 << (member & _MASK)
+        word = self._words.get(place, 0)
+        if not word & bit:
+            self._words[place] = word | bit
             self._used |= 1 << place
             self._len += 1
 
     def discard(self, member: int) -> None:
         """Remove a member; nothing changes when it is none."""
-        if member in self:
-            place = member >> _BITS
-            self._words[place] ^= 1 << (member & (1 << _BITS) - 1)
+        place, bit = member >> _BITS, 1 << (member & _MASK)
+        word = self._words.get(place, 0)
+        if word & bit:
             self._len -= 1
-            if not self._words[place]:
+            if word == bit:
                 del self._words[place]
                 self._used ^= 1 << place
+            else:
+                self._words[place] = word ^ bit
 
     def next_from(self, start: int) -> int | None:
         """Return the smallest member >= ``start``, else the smallest of all; None when there is none."""
         if not self._len:
             return None
         place = start >> _BITS
-        if here := self._words.get(place, 0) >> (start & (1 << _BITS) - 1):
+        if here := self._words.get(place, 0) >> (start & _MASK):
             return start + _lowest(here)
         above = self._used >> (place + 1)
         place = place + 1 + _lowest(above) if above else _lowest(self._used)

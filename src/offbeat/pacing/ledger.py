@@ -40,22 +40,24 @@ class Ledger:
 
     Tickets of the round under way are READY until it ends. ``waiting`` maps a deadline to the number of
     outstanding tickets that have it, without those of the round under way; ``lost`` holds the numbers of
-    lost tickets. Both are for reading.
+    lost tickets, ``running_on`` those of each collector. They, and the counts ``issued``, ``trained`` and
+    ``dropped``, are for reading.
     """
 
     def __init__(self) -> None:
-        self._issued = self._trained = self._dropped = 0
+        self.issued = self.trained = self.dropped = 0
         self._tickets: dict[int, dict[int, Ticket]] = {RUNNING: {}, READY: {}, LOST: {}}
         self._round: frozenset[int] = frozenset()
         self.waiting: dict[int, int] = {}
         self.lost = IntSet()
         self._ready_by: dict[int, set[int]] = {}  # deadline -> ready and not in the round under way
-        self._on: dict[int, dict[int, set[int]]] = {RUNNING: {}, LOST: {}}  # by status and collector
+        self.running_on: dict[int, set[int]] = {}  # by collector
+        self._on: dict[int, dict[int, set[int]]] = {RUNNING: self.running_on, LOST: {}}
 
     # ------------------------------------------------------------ reading
 
     def __len__(self) -> int:
-        return self._issued
+        return self.issued
 
     def ticket(self, number: int) -> Ticket:
         """The outstanding ticket with this number."""
@@ -71,22 +73,18 @@ class Ledger:
     @property
     def num_outstanding(self) -> int:
         """Number of tickets issued and neither trained nor dropped."""
-        return self._issued - self._trained - self._dropped
+        return self.issued - self.trained - self.dropped
 
     def num(self, status: int) -> int:
         """Number of tickets with this status."""
         if status in self._tickets:
             return len(self._tickets[status])
-        return self._trained if status == TRAINED else self._dropped
+        return self.trained if status == TRAINED else self.dropped
 
     def with_status(self, status: int) -> list[Ticket]:
         """Outstanding tickets with this status, in order of number."""
         tickets = self._tickets[status]
         return [tickets[number] for number in sorted(tickets)]
-
-    def num_running_on(self, collector: int) -> int:
-        """Number of tickets that this collector holds."""
-        return len(self._on[RUNNING].get(collector, ()))
 
     def lost_on(self, collector: int) -> Collection[int]:
         """Numbers of the lost tickets that were last on this collector."""
@@ -122,9 +120,9 @@ class Ledger:
 
     def issue(self, ticket: Ticket) -> None:
         """Enter a new ticket, or one that was lost and is issued again."""
-        if ticket.number == self._issued:
-            self._issued += 1
-            self._count_waiting(ticket.deadline, +1)
+        if ticket.number == self.issued:
+            self.issued += 1
+            self.waiting[ticket.deadline] = self.waiting.get(ticket.deadline, 0) + 1
         else:
             self._leave(ticket.number, LOST, "issued again")
         self._enter(ticket, RUNNING)
@@ -148,8 +146,8 @@ class Ledger:
     def drop(self, number: int) -> None:
         """Note that a named policy dropped the ticket's segment."""
         ticket = self._leave(number, READY, "be dropped")
-        self._count_waiting(ticket.deadline, -1)
-        self._dropped += 1
+        self._leave_waiting(ticket.deadline)
+        self.dropped += 1
 
     def begin_round(self, numbers: Iterable[int]) -> None:
         """Take ready tickets into the round under way; there is no other one."""
@@ -158,7 +156,7 @@ class Ledger:
         if missing := chosen - ready.keys():
             raise PromiseBroken(f"ticket {min(missing)} cannot be trained: it is {self._fate(min(missing))}")
         for number in chosen:
-            self._count_waiting(ready[number].deadline, -1)
+            self._leave_waiting(ready[number].deadline)
             self._leave_ready(ready[number])
         self._round = chosen
 
@@ -166,7 +164,7 @@ class Ledger:
         """Note that the segments of the round under way were trained."""
         for number in self._round:
             del self._tickets[READY][number]
-        self._trained += len(self._round)
+        self.trained += len(self._round)
         self._round = frozenset()
 
     def _enter(self, ticket: Ticket, status: int) -> None:
@@ -199,11 +197,9 @@ class Ledger:
         if not numbers:
             del self._ready_by[ticket.deadline]
 
-    def _count_waiting(self, deadline: int, by: int) -> None:
-        left = self.waiting.get(deadline, 0) + by
-        if left:
-            self.waiting[deadline] = left
-        else:
+    def _leave_waiting(self, deadline: int) -> None:
+        self.waiting[deadline] -= 1
+        if not self.waiting[deadline]:
             del self.waiting[deadline]
 
     def _fate(self, number: int) -> str:
@@ -212,14 +208,14 @@ class Ledger:
         for status, tickets in self._tickets.items():
             if number in tickets:
                 return _NAMES[status]
-        return "finished" if 0 <= number < self._issued else "unknown"
+        return "finished" if 0 <= number < self.issued else "unknown"
 
     # ------------------------------------------------------------ counts
 
     def counts(self) -> Counts:
         """Count the tickets by fate."""
         running, ready, lost = map(len, self._tickets.values())
-        return Counts(self._issued, running, ready, self._trained, self._dropped, lost)
+        return Counts(self.issued, running, ready, self.trained, self.dropped, lost)
 
     def check(self) -> Counts:
         """Assert conservation: every ticket has one fate, and all counts agree with the tickets at hand."""
@@ -239,7 +235,7 @@ class Ledger:
 
     def state_dict(self) -> dict[str, Any]:
         """Counts of finished tickets and all outstanding ones, as plain values."""
-        counts = {"issued": self._issued, "trained": self._trained, "dropped": self._dropped}
+        counts = {"issued": self.issued, "trained": self.trained, "dropped": self.dropped}
         return counts | {name: _rows(self._tickets[status]) for status, name in _NAMES.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -247,7 +243,7 @@ class Ledger:
         if "status" in state:
             state = _from_statuses(state)
         vars(self).update(vars(Ledger()))
-        self._issued, self._trained, self._dropped = state["issued"], state["trained"], state["dropped"]
+        self.issued, self.trained, self.dropped = state["issued"], state["trained"], state["dropped"]
         for status, name in _NAMES.items():
             for row in state[name]:
                 self._enter(Ticket(*row), status)

@@ -29,7 +29,7 @@ class StreamStore:
 
     def next(self, tickets: Sequence[int]) -> tuple[Segment, ...]:
         """Hand these segments over, in this order."""
-        return tuple(self._segments.pop(ticket) for ticket in tickets)
+        return tuple([self._segments.pop(ticket) for ticket in tickets])
 
     def state_dict(self) -> StateTree:
         """All segments that a checkpoint can hold: those whose data are mappings of arrays."""

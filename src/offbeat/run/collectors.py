@@ -146,8 +146,10 @@ class Collectors:
     def busy_s(self, now_s: float) -> float:
         """Return the seconds that all collectors together were at work since the last round ended."""
         return sum(
-            row.busy_s + (max(0.0, now_s - max(row.since_s, self._window_s)) if row.tickets else 0.0)
-            for row in self.rows
+            [
+                row.busy_s + (max(0.0, now_s - max(row.since_s, self._window_s)) if row.tickets else 0.0)
+                for row in self.rows
+            ]
         )
 
     def _round_trained(self, event: RoundTrained, now_s: float) -> None:

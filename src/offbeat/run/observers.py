@@ -11,8 +11,8 @@ from offbeat.observe.callbacks import Callback, CallbackObserver, RunControl, Ru
 from offbeat.observe.console import make_console
 from offbeat.observe.events import ScheduleLog
 from offbeat.observe.journal import Journal
-from offbeat.observe.schedule import ScheduleRecorder
 from offbeat.run.driver import Driver, StartPoint
+from offbeat.run.schedule import ScheduleRecorder
 
 
 def attach(
@@ -44,7 +44,7 @@ def _attach_files(
     driver: Driver, point: StartPoint, name: str, directory: Path, hooks: CallbackObserver
 ) -> None:
     """Open the files of a run; of one that continues, cut the schedule back to its checkpoint."""
-    rows, own, on_fault = driver.collectors, point.parts.get("recorder", {}), driver.faults.append
+    own, on_fault = point.parts.get("recorder", {}), driver.faults.append
     version = point.version if point.resumed else None
     try:
         log = ScheduleLog(directory / "schedule.jsonl", on_fault)
@@ -56,7 +56,7 @@ def _attach_files(
             f"the run directory {directory} cannot be written: {error}. "
             "Free disk space, make it writable or choose another run.dir"
         ) from error
-    schedule = ScheduleRecorder(log, lambda i: rows.rows[i].start.incarnation, lambda: rows.rollbacks)
+    schedule = ScheduleRecorder(log, driver.collectors)
     driver.observe(schedule.handlers(), close=log.close, flush=log.flush, state=schedule.state_dict)
     driver.observe(hooks.round_handlers())
     driver.observe(journal.handlers(), close=journal.close)

@@ -25,14 +25,6 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clock; runtimes in other threads and processes of this machine use the same one."""
 
-    def now_s(self) -> float:
-        """Return `time.perf_counter`."""
-        return time.perf_counter()
-
-    def sleep(self, seconds: float) -> None:
-        """Sleep."""
-        time.sleep(seconds)
-
-    def date(self, form: str) -> str:
-        """Return `time.strftime`."""
-        return time.strftime(form)
+    now_s = staticmethod(time.perf_counter)
+    sleep = staticmethod(time.sleep)
+    date = staticmethod(time.strftime)

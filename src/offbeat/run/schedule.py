@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from offbeat.observe.events import ScheduleLog
 from offbeat.pacing.events import Handlers, Published, RoundTrained, SegmentArrived, Started
+from offbeat.run.collectors import Collectors
 from offbeat.types import StateTree
 
 
 class ScheduleRecorder:
-    """Formats the lines of a `ScheduleLog`.
+    """Formats the lines of a `ScheduleLog`."""
 
-    ``incarnation(collector)`` is the number of restarts of a collector, ``rollbacks`` how often the run went
-    back to collect other samples.
-    """
-
-    def __init__(
-        self, log: ScheduleLog, incarnation: Callable[[int], int], rollbacks: Callable[[], int]
-    ) -> None:
-        self._log = log
-        self._incarnation = incarnation
-        self._rollbacks = rollbacks
+    def __init__(self, log: ScheduleLog, collectors: Collectors) -> None:
+        self._log, self._add = log, log.lines.append
+        self._collectors = collectors
         self._end = ""
         self._weights = ""
 
@@ -39,13 +31,14 @@ class ScheduleRecorder:
         return {"schedule_offset": self._log.offset(), "schedule_gap": self._log.gap}
 
     def _started(self, event: Started, now_s: float) -> None:
-        self._end = f',"rollbacks":{self._rollbacks()}}}\n'
+        self._end = f',"rollbacks":{self._collectors.rollbacks}}}\n'
 
     def _arrived(self, event: SegmentArrived, now_s: float) -> None:
         ticket = event.segment.ticket
-        self._log.add(
+        incarnation = self._collectors.rows[ticket.collector].start.incarnation
+        self._add(
             f'{{"kind":"segment","ticket":{ticket.number},"lane":{ticket.collector},"version":{ticket.version},'
-            f'"deadline":{ticket.deadline},"incarnation":{self._incarnation(ticket.collector)}{self._end}'
+            f'"deadline":{ticket.deadline},"incarnation":{incarnation}{self._end}'
         )
 
     def _published(self, event: Published, now_s: float) -> None:
@@ -55,8 +48,8 @@ class ScheduleRecorder:
     def _trained(self, event: RoundTrained, now_s: float) -> None:
         """Write a round with the newest published version and its checksum."""
         batch = event.batch
-        tickets = ",".join(str(segment.ticket.number) for segment in batch.segments)
-        self._log.add(
+        tickets = ",".join([str(segment.ticket.number) for segment in batch.segments])
+        self._add(
             f'{{"kind":"round","version":{batch.version},"tickets":[{tickets}],'
             f'"degree":{batch.off_policy_degree}{self._weights}}}\n'
         )
