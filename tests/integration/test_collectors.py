@@ -15,7 +15,7 @@ import pytest
 from offbeat import PerWorker, Pipeline
 from offbeat.config.models import RuntimeConfig
 from offbeat.config.settings import Settings
-from offbeat.pacing.events import CollectorDown, CollectorUp, Published, SegmentArrived
+from offbeat.pacing.events import Broken, CollectorDown, CollectorUp, Published, SegmentArrived
 from offbeat.runtime import RUNTIMES, make_runtime
 from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.types import Progress, Segment, Ticket
@@ -78,7 +78,7 @@ def running(kind: str, collect: Any, num_collectors: int = 1) -> Iterator[Any]:
         runtime.close()
 
 
-def wait_for(runtime: Any, kind: type[Any], count: int = 1, then: type[Any] | None = None) -> list[Any]:
+def wait_for(runtime: Any, kind: Any, count: int = 1, then: type[Any] | None = None) -> list[Any]:
     """Wait for this many events of a kind (and for one of kind ``then``), at most a minute."""
     found: list[Any] = []
     is_missing = then is not None
@@ -89,7 +89,7 @@ def wait_for(runtime: Any, kind: type[Any], count: int = 1, then: type[Any] | No
             is_missing = is_missing and not isinstance(event, then or kind)
         if len(found) >= count and not is_missing:
             return found
-    raise AssertionError(f"{len(found)} of {count} {kind.__name__} came")
+    raise AssertionError(f"{len(found)} of {count} {kind} came")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -238,6 +238,36 @@ def test_weights_that_move_are_found() -> None:
     finally:
         runtime.close()
     assert sizes == [10, 100, 1000, 10_000, 100_000, 1_000_000]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_runtime_that_was_not_started_holds_nothing_and_can_be_closed(kind: str) -> None:
+    make_runtime(kind).close()  # everything is imported
+    before = len(os.listdir("/proc/self/fd"))
+    runtime = make_runtime(kind)
+    assert len(os.listdir("/proc/self/fd")) == before
+    runtime.close()
+    runtime.close()
+
+
+@pytest.mark.parametrize("first", ["plain", "in place"])
+def test_collectors_whose_segments_differ_in_kind_are_refused(first: str) -> None:
+    def make(context: Any) -> Any:
+        is_plain = (context.collector == 0) == (first == "plain")
+        return (lambda ticket, weights: 1.0) if is_plain else InPlace()
+
+    settings = Settings(runtime=RuntimeConfig(num_workers=2))
+    spec = RunSpec(PerWorker(make), PerWorker(lambda context: ChecksSlots()), settings=settings)
+    runtime = make_runtime("processes")
+    try:
+        runtime.start(spec, [CollectorState()], None)
+        wait_for(runtime, CollectorUp)
+        runtime.start_collector(1, CollectorState())
+        (broken,) = wait_for(runtime, (Broken, CollectorUp))
+    finally:
+        runtime.close()
+    assert isinstance(broken, Broken)
+    assert "collector 1 makes segments of" in str(broken.error)
 
 
 def test_another_kind_of_runtime_can_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,10 +51,11 @@ _CLOSE_TIMEOUT_S = 5.0
 _MANY_FILES = 1 << 16
 _PULSE_CHECK_S = 0.5
 _WAKE, _EVALUATOR = "wake", "evaluator"
+_NONE_IS_UP: Any = object()
 
 
 def _allow_many_files() -> None:
-    """Each slot takes a few descriptors: use as many as the system lets us have."""
+    """Raise the limit of open files as far as may be: each worker takes a few, and each of its blocks one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -80,7 +81,7 @@ class ProcessRuntime:
     def __init__(self) -> None:
         self._events: deque[Event] = deque()
         self._collectors: dict[int, _Collector] = {}
-        self._specs: dict[str, ArraySpec] | None = None
+        self._specs: dict[str, ArraySpec] | None = _NONE_IS_UP
         self._slots: dict[int, MappedSlot] = {}  # ticket -> memory of its segment, until it is released
         self._weights = WeightsWriter()
         self._announced: Address | None = None
@@ -89,11 +90,11 @@ class ProcessRuntime:
         self._eval_queue: deque[tuple[int, int, Address]] = deque()
         self._evaluating: int | None = None
         self._eval_progress: dict[str, str] = {}
-        self._wake_read, self._wake_write = os.pipe()
         self._pulses_checked_s = 0.0
-        self._pipe_lock, self._is_closed = threading.Lock(), False
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wake_read, selectors.EVENT_READ, _WAKE)
+        self._pipe_lock, self._is_open = threading.Lock(), False
+        self._wake_read: int
+        self._wake_write: int
+        self._selector: selectors.BaseSelector
         self._spec: RunSpec
         self._executor: LearnerExecutor
         self._learner_thread: JobThread | None = None
@@ -106,6 +107,9 @@ class ProcessRuntime:
         """Spawn the collectors, and make the learner here while they start."""
         self._spec = spec
         _allow_many_files()
+        self._selector, (self._wake_read, self._wake_write) = selectors.DefaultSelector(), os.pipe()
+        self._is_open = True
+        self._selector.register(self._wake_read, selectors.EVENT_READ, _WAKE)
         for index, state in enumerate(collectors):
             self.start_collector(index, state)
         learner = spec.make_learner(learner_state)
@@ -120,7 +124,7 @@ class ProcessRuntime:
 
     def _wake(self) -> None:
         with self._pipe_lock:
-            if not self._is_closed:
+            if self._is_open:
                 os.write(self._wake_write, b"x")
 
     def start_collector(self, index: int, state: CollectorState) -> None:
@@ -162,8 +166,8 @@ class ProcessRuntime:
             self._learner_thread = None
             self._executor.close()
         with self._pipe_lock:  # a learner that did not end in time may still want to report
-            if not self._is_closed:
-                self._is_closed = True
+            if self._is_open:
+                self._is_open = False
                 self._selector.close()
                 os.close(self._wake_read)
                 os.close(self._wake_write)
@@ -282,7 +286,7 @@ class ProcessRuntime:
         return [self._events.popleft() for _ in range(len(self._events))]
 
     def _check_pulses(self, now_s: float) -> None:
-        """Once a second: a worker that gives no sign of life is ended, and its pipe's end reported."""
+        """End workers that give no sign of life, and report them."""
         if now_s - self._pulses_checked_s < _PULSE_CHECK_S:
             return
         self._pulses_checked_s = now_s
@@ -326,7 +330,7 @@ class ProcessRuntime:
             self._send_tickets(collector)
 
     def _on_up(self, collector: _Collector, capacity: int, specs: dict[str, ArraySpec] | None) -> None:
-        if self._specs is not None and specs != self._specs:
+        if self._specs is not _NONE_IS_UP and specs != self._specs:
             text = (
                 f"collector {collector.index} makes segments of {specs}, another one of {self._specs}: "
                 "make them equal"

@@ -181,7 +181,7 @@ def make_actor(kind: type[Actor], where: Placement, env: ProcessEnv, payload: An
     if "memory" in named:
         options["memory"] = named.pop("memory")
     options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(where.node.id, soft=True)
-    options |= {"max_restarts": 0, "max_task_retries": 0}  # the session decides what is replaced
+    options |= {"max_restarts": 0, "max_task_retries": 0}  # the driver decides what is replaced
     return _actor_class(kind).options(**options, resources=named).remote(env, packed)
 
 
