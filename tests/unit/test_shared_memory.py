@@ -12,6 +12,7 @@ from offbeat.runtime.shared import (
     Address,
     Block,
     OpenBlocks,
+    Packed,
     WeightsWriter,
     arrays_in,
     checksum,
@@ -97,6 +98,28 @@ def test_weights_that_outgrow_their_block_move() -> None:
     assert writer.address != before
     found = read_weights(Block.open(address_of(writer)), at_least=1)
     assert found is not None and found[1]["w"].shape == (100_000,)
+    writer.close()
+
+
+@pytest.mark.parametrize("size", [3, 100_000], ids=["in the same block", "in a larger one"])
+def test_weights_that_cannot_be_written_leave_the_last_ones(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(packed: Packed, memory: memoryview) -> None:
+        assert address_of(writer) == before, "the block was announced with nothing in it"
+        raise MemoryError
+
+    writer = WeightsWriter()
+    writer.publish(0, np.zeros(3))
+    before = address_of(writer)
+    with monkeypatch.context() as patch:
+        patch.setattr(Packed, "write", fail)
+        with pytest.raises(MemoryError):
+            writer.publish(1, np.ones(size))
+    assert newest_version(Block.open(address_of(writer))) == 0
+    for version in range(1, 4):
+        writer.publish(version, np.full(size, version))
+        found = read_weights(Block.open(address_of(writer)), at_least=version)
+        assert found is not None and found[0] == version
+        np.testing.assert_equal(found[1], np.full(size, version))
     writer.close()
 
 

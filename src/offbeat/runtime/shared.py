@@ -233,29 +233,35 @@ class WeightsWriter:
         return self._block.address if self._block is not None else None
 
     def publish(self, version: int, weights: Any) -> None:
-        """Write a version."""
-        packed = pack_object(weights)
-        room = _HEAD_BYTES + packed.num_bytes
-        if self._block is None or self._block.size < 2 * room:
-            self._grow(2 * room)
-        assert self._block is not None
-        half = _half(self._block, self._turn)
-        head, body = half[:_HEAD_BYTES].view(np.int64), half[_HEAD_BYTES:room]
-        head[_SEQUENCE] += 1
+        """Write a version; one that outgrows the block goes to a larger one.
+
+        The new address counts from when the weights are there. The old block stays, because its address may
+        be on the way to a reader. Blocks grow by half at least, so that all outgrown ones together are no
+        larger than twice the last.
+        """
+        packed, block = pack_object(weights), self._block
+        num_bytes = 2 * (_HEAD_BYTES + packed.num_bytes)
+        if block is not None and block.size >= num_bytes:
+            self._write(block, version, packed)
+            return
+        larger = Block.create(num_bytes if block is None else max(num_bytes, block.size * 3 // 2))
+        try:
+            self._write(larger, version, packed)
+        except BaseException:
+            larger.close()
+            raise
+        self._block = larger
+        if block is not None:
+            self._outgrown.append(block)
+
+    def _write(self, block: Block, version: int, packed: Packed) -> None:
+        half = _half(block, self._turn)
+        head, body = half[:_HEAD_BYTES].view(np.int64), half[_HEAD_BYTES : _HEAD_BYTES + packed.num_bytes]
+        head[_SEQUENCE] |= 1  # which it is already where the last writing failed
         packed.write(body.data)
         head[_VERSION], head[_SIZE], head[_CHECKSUM] = version, packed.num_bytes, checksum(body)
         head[_SEQUENCE] += 1
         self._turn = 1 - self._turn
-
-    def _grow(self, num_bytes: int) -> None:
-        """Move to a larger block. The old one stays: its address may be on the way to a reader.
-
-        Blocks grow by half at least, so that all outgrown ones together are no larger than twice the last.
-        """
-        if self._block is not None:
-            self._outgrown.append(self._block)
-            num_bytes = max(num_bytes, self._block.size * 3 // 2)
-        self._block = Block.create(num_bytes)
 
     def close(self) -> None:
         """Free the memory; a reader that still has it open keeps its map."""
