@@ -102,7 +102,9 @@ def test_weights_that_outgrow_their_block_move() -> None:
 
 
 @pytest.mark.parametrize("size", [3, 100_000], ids=["in the same block", "in a larger one"])
-def test_weights_that_cannot_be_written_leave_the_last_ones(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_cannot_be_written_leave_the_last_ones(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(packed: Packed, memory: memoryview) -> None:
         assert address_of(writer) == before, "the block was announced with nothing in it"
         raise MemoryError
