@@ -297,3 +297,15 @@ def test_mistake_that_only_a_try_can_find_leaves_no_trace(small_run: Run, tmp_pa
         with pytest.raises(ConfigError):
             small_run(settings)
         assert not (tmp_path / "run").exists()
+
+
+def test_settings_that_trained_no_round_leave_the_earlier_ones_for_a_replay(
+    small_run: Callable[..., Any],
+) -> None:
+    schedule = {"runtime.kind": "inline", "algorithm.lr_schedule": "linear"}
+    directory = small_run(schedule).run_dir
+    for rounds in (3, 9):  # the first trains nothing, the second goes on with another length
+        offbeat.resume(directory, overrides={"run.rounds": rounds})
+        assert offbeat.replay_run(directory).identical
+    with pytest.raises(ConfigError, match="there is no runtime 'thread': choose one of inline, threads"):
+        offbeat.replay_run(directory, runtime="thread")  # type: ignore[arg-type]

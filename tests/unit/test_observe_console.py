@@ -186,7 +186,7 @@ def test_a_new_phase_is_drawn_at_most_four_times_a_second(monkeypatch: pytest.Mo
     assert "evaluating version 5: episode 2312" in stream.getvalue()
 
 
-def test_a_phase_that_stays_is_drawn_once_and_rounds_are_drawn_beside_it(
+def test_a_phase_that_stays_is_drawn_each_second_and_rounds_are_drawn_beside_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
@@ -198,23 +198,30 @@ def test_a_phase_that_stays_is_drawn_once_and_rounds_are_drawn_beside_it(
     console.refresh(lambda: "saving")
     before = stream.getvalue()
     assert "saving" in before
-    for _ in range(20):  # no round: nothing to draw
+    for _ in range(3):  # no round: nothing to draw
         clock.now_s += 0.25
         console.refresh(lambda: "saving")
     assert stream.getvalue() == before
+    for _ in range(8):
+        clock.now_s += 0.25
+        console.refresh(lambda: "saving")
+    assert "saving · 0:02" in stream.getvalue()
+    num_drawn = 0
     for version in range(1, 9):  # each round comes just after the phase was looked at
         clock.now_s += 0.25
         console.refresh(lambda: "saving")
         clock.now_s += 0.03125
         before = stream.getvalue()
         console.on_round(RoundInfo(version, METRICS))
-        assert len(stream.getvalue()) > len(before)
+        num_drawn += len(stream.getvalue()) > len(before)
+    assert num_drawn >= 7, "the first may come just after the phase was drawn"
     for version in range(9, 17):  # a phase that is new each time: all rounds come into the curve
         clock.now_s += 0.25
         console.refresh(lambda version=version: f"training round {version}")  # type: ignore[misc]
         console.on_round(RoundInfo(version, METRICS))
     console.on_finish(FinishInfo(16, "done", 1.0))
-    assert len(console._frame.curve) == 16
+    assert len(console._frame.curve) == num_drawn + 8
+    assert console._frame.phase == "", "a run that is over is in no phase"
 
 
 def test_plain_lines_tell_a_phase_after_20_seconds_of_silence() -> None:

@@ -105,7 +105,8 @@ def _load_module(name: str) -> object:
 def _load_plugin(name: str) -> object:
     points = list(entry_points(group=GROUP, name=name))
     if not points:
-        raise ConfigError(f"there is no algorithm of this name; {did_you_mean(name, names())}")
+        hint = "one of your own is named module:NAME, such as my_file:ALGORITHM"
+        raise ConfigError(f"there is no algorithm of this name; {did_you_mean(name, names())}; {hint}")
     # A plugin is somebody else's code: whatever it raises belongs into a message that says whose it is.
     try:
         return points[0].load()

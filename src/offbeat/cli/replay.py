@@ -44,7 +44,7 @@ def replay(
     out: Annotated[
         str | None, typer.Option(help="Directory of the run that --to leaves; RUN-to-ROUND if not given.")
     ] = None,
-    runtime: Annotated[str, typer.Option(help="Where roles live: inline, threads or processes.")] = "inline",
+    runtime: Annotated[str, typer.Option(help="Runtime: inline, threads, processes or ray.")] = "inline",
     as_json: JsonFlag = False,
 ) -> None:
     """Repeat a run and compare the weights."""

@@ -190,6 +190,7 @@ class _Frame:
     summary: RunSummary
     version: int = 0
     phase: str = ""
+    phase_s: float = 0.0
     metrics: dict[str, MetricValue] = field(default_factory=dict)
     eval_version: int | None = None
     eval_return: float = math.nan
@@ -206,8 +207,9 @@ class RichConsole(Display):
         self._frame = _Frame(summary)
         self._console: Console = Console(file=stream)
         self._clock = clock
-        self._next_s = self._next_phase_s = -math.inf
+        self._next_s = self._next_phase_s = self._drawn_s = self._phase_since_s = -math.inf
         self._has_new_round = False
+        self._phase: Callable[[], str] = str
         self._live: Live | None = None
 
     def on_start(self, info: RunInfo) -> None:
@@ -228,12 +230,20 @@ class RichConsole(Display):
             self._draw()
 
     def refresh(self, phase: Callable[[], str]) -> None:
-        """Draw the phase when it is another one, and the last drawing is long enough ago."""
-        if self._live is not None and self._clock() >= max(self._next_s, self._next_phase_s):
-            before, self._frame.phase = self._frame.phase, phase()
-            self._next_phase_s = self._clock() + _REFRESH_S
-            if self._frame.phase != before:
-                self._draw()
+        """Draw the phase when it is another one or lasts, and the last drawing is long enough ago."""
+        now_s = self._clock()
+        if self._live is None or now_s < max(self._next_s, self._next_phase_s):
+            return
+        self._next_phase_s, self._phase = now_s + _REFRESH_S, phase
+        if self._is_new_phase(now_s) or (self._frame.phase and now_s >= self._drawn_s + 1.0):
+            self._draw(looks=False)
+
+    def _is_new_phase(self, now_s: float) -> bool:
+        before, self._frame.phase = self._frame.phase, self._phase()
+        if self._frame.phase != before:
+            self._phase_since_s = now_s
+        self._frame.phase_s = now_s - self._phase_since_s
+        return self._frame.phase != before
 
     def on_eval(self, info: EvalInfo) -> None:
         """Show an evaluation's result from now on."""
@@ -257,7 +267,7 @@ class RichConsole(Display):
         self._frame.version = info.version
         self._frame.metrics.update(info.metrics)
         if self._live is not None:
-            self._has_new_round = True
+            self._has_new_round, self._phase = True, str
             self._draw()
             self._live.stop()
             self._live = None
@@ -265,7 +275,7 @@ class RichConsole(Display):
             _ending(info), style="red" if info.error else "green", markup=False, highlight=False
         )
 
-    def _draw(self) -> None:
+    def _draw(self, looks: bool = True) -> None:
         if self._live is None:
             return
         if self._has_new_round:
@@ -274,8 +284,10 @@ class RichConsole(Display):
             if len(curve) > 16 * _CURVE_WIDTH:
                 self._frame.curve = curve[1::2]
         began_s = self._clock()
+        if looks:
+            self._is_new_phase(began_s)
         self._live.update(_render(self._frame), refresh=True)
-        ended_s = self._clock()
+        self._drawn_s = ended_s = self._clock()
         self._next_s = ended_s + max(_REFRESH_S, (ended_s - began_s) / _MOST_OF_TIME)
 
     def _above(self, text: str, style: str = "yellow") -> None:
@@ -341,7 +353,8 @@ def _rows(frame: _Frame) -> list[tuple[str, str]]:
         f" · [{restarts}]{{system/worker_restarts:0}} restarts[/] · {{system/rss_bytes:B}}{saved}",
     }
     filled = {label: fill(line, metrics) for label, line in lines.items()}
-    filled["phase"] = frame.phase or "collecting"
+    lasts = f" · {duration(frame.phase_s)}" if frame.phase and frame.phase_s >= 1 else ""
+    filled["phase"] = f"{frame.phase or '–'}{lasts}"
     filled["return"] += _evaluation(frame) + f"  [green]{sparkline(frame.curve, _CURVE_WIDTH)}[/]"
     return list(filled.items())
 
@@ -373,4 +386,4 @@ def _preview_frame() -> _Frame:
     }
     curve = [20 + 209 / (1 + math.exp(-(i - 11) / 3)) for i in range(_CURVE_WIDTH)]
     summary = RunSummary("cartpole", "ppo", "CartPole-v1", "processes", 4, 1000, 1)
-    return _Frame(summary, 412, "training round 412", metrics, 400, 487.5, 400, curve)
+    return _Frame(summary, 412, "training round 412", 0.0, metrics, 400, 487.5, 400, curve)

@@ -140,11 +140,11 @@ def change_config(directory: Path, config: RunConfig, overrides: Overrides) -> N
     manager = CheckpointManager(directory / "checkpoints")
     version = manager.load().version if manager.versions() else 0
     for path in directory.glob(UNTIL.format("*")):
-        if until_version(path) >= version:
+        if until_version(path) > version:
             path.unlink()  # of rounds that are trained again
-    before = (directory / "config.yaml").read_text()
-    if version > 0:
-        _write(directory / UNTIL.format(f"{version:08d}"), before)
+    until = directory / UNTIL.format(f"{version:08d}")
+    if version > 0 and not until.exists():  # settings that trained no round leave no trace
+        _write(until, (directory / "config.yaml").read_text())
     lines = [f"# resumed at version {version} with {line}" for line in as_lines(overrides)]
     _write(directory / "config.yaml", "\n".join(lines) + "\n" + dump_yaml(config))
     _write(directory / "resolved.yaml", dump_yaml(config.resolved()))

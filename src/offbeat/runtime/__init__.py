@@ -6,6 +6,8 @@ import pkgutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from offbeat.errors import ConfigError
+
 if TYPE_CHECKING:
     from offbeat.runtime.base import Runtime
 
@@ -20,6 +22,8 @@ RUNTIMES: dict[str, str | Callable[[], Runtime]] = {
 
 def make_runtime(kind: str) -> Runtime:
     """Make the runtime of a kind. Example: ``make_runtime("inline")``."""
+    if kind not in RUNTIMES:
+        raise ConfigError(f"there is no runtime {kind!r}: choose one of {', '.join(RUNTIMES)}")
     made = RUNTIMES[kind]
     runtime: Runtime = (pkgutil.resolve_name(made) if isinstance(made, str) else made)()
     return runtime
