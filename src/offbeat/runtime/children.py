@@ -14,13 +14,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
-import cloudpickle
 import psutil
 
-from offbeat.errors import ConfigError
-from offbeat.runtime.shared import Block, pack_object
-from offbeat.runtime.spec import RunSpec
-from offbeat.runtime.supervision import Pulse
+from offbeat.runtime.shared import Block, pack_object, pickled_role
+from offbeat.runtime.spec import RunSpec, thread_limits
+from offbeat.runtime.supervision import Pulse, process_state
 from offbeat.runtime.wire import write_all
 
 _WORKER = "offbeat.runtime.worker"
@@ -34,10 +32,10 @@ class WorkerProcess:
     def __init__(self, name: str, spec: RunSpec, kind: str, assignment: Any) -> None:
         self.name = name
         self.is_up = False
-        self.started_s = time.monotonic()
+        self._stack_read = 0
         limits = spec.settings.runtime
-        self._pulse = Pulse(limits.heartbeat_timeout_s or math.inf, self.started_s)
-        packed = pack_object((kind, _pickled(name, assignment)))
+        self._pulse = Pulse(limits.heartbeat_timeout_s or math.inf, time.monotonic())
+        packed = pack_object((kind, pickled_role(assignment, f"the role of {name}", "a process")))
         with contextlib.ExitStack() as made:  # what is undone when the process cannot be started
             ours, theirs = (made.enter_context(end) for end in socket.socketpair())
             self._stack_fd = _stack_file()
@@ -55,7 +53,7 @@ class WorkerProcess:
                 self.process = subprocess.Popen(
                     command,
                     pass_fds=descriptors,
-                    env=_worker_environment(spec.settings.runtime.worker_torch_threads),
+                    env=_worker_environment(limits.worker_torch_threads),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -69,37 +67,22 @@ class WorkerProcess:
         self.is_up = True
         self._payload.close()
 
-    @property
-    def has_beaten(self) -> bool:
-        """True once a heartbeat was seen: before that only its start is limited."""
-        return self._count > 0
-
-    @property
-    def _count(self) -> int:
-        return int(self._counter.words[0])
-
     def is_dead(self, now_s: float) -> bool:
-        """Return True if it gave no sign of life for too long, by its own counter and the processor's."""
-        try:
-            process = psutil.Process(self.process.pid)
-            used, is_stopped = process.cpu_times(), self._state() == psutil.STATUS_STOPPED
-        except psutil.Error:
-            return False  # its pipe tells
-        return self._pulse.is_dead(self._count, used.user + used.system, now_s, is_stopped)
+        """Return True if it gave no sign of life for too long, by its own counter and the processor's.
 
-    def _state(self) -> str | None:
-        """Return the system's state of the process, such as ``stopped``; None when it is gone."""
-        try:
-            return str(psutil.Process(self.process.pid).status())
-        except psutil.Error:
-            return None
+        Before its first heartbeat only its start is limited. One that has ended is told by its pipe.
+        """
+        count, state = int(self._counter.words[0]), process_state(self.process.pid)
+        if count == 0 or state is None:
+            return False
+        return self._pulse.is_dead(count, state[0], now_s, state[1] == psutil.STATUS_STOPPED)
 
     def send(self, message: Any) -> None:
         """Send a message. To a dead worker it is lost, and the end of its pipe reports the death."""
         with contextlib.suppress(OSError):
             self.connection.send(message)
 
-    def _ask_to_stop(self) -> None:
+    def ask_to_stop(self) -> None:
         """Let the worker read the end of its input; it can still write."""
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as end:
             end.shutdown(socket.SHUT_WR)
@@ -111,21 +94,27 @@ class WorkerProcess:
 
     def stack(self) -> str:
         """Return the stack that the process reports; empty when it does not answer or cannot."""
-        if self._state() is None or self._state() == psutil.STATUS_STOPPED:
+        state = process_state(self.process.pid)
+        if state is None or state[1] in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
             return ""
         self.process.send_signal(signal.SIGUSR1)
         time.sleep(_STACK_WAIT_S)
-        return os.pread(self._stack_fd, 1 << 16, 0).decode(errors="replace").rstrip()
+        return self._new_stack()
+
+    def _new_stack(self) -> str:
+        """Read what it has written since the last time."""
+        written = os.pread(self._stack_fd, 1 << 16, self._stack_read)
+        self._stack_read += len(written)
+        return written.decode(errors="replace").strip()
 
     def end(self, timeout_s: float = 0.0) -> None:
         """Ask the process to stop, kill it when it has not after ``timeout_s``, and reap it."""
-        if timeout_s > 0 and self.process.poll() is None:
-            self._ask_to_stop()
+        self.ask_to_stop()
+        for patience_s in (timeout_s, _CLOSE_TIMEOUT_S):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout_s)
-        if self.process.poll() is None:
+                self.process.wait(patience_s)
+                break
             self.process.kill()
-            self.process.wait()
         self._payload.close()
         self._counter.close()
         self.connection.close()
@@ -138,18 +127,8 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             return f"{self.name} (pid {self.process.pid}) closed its pipe and did not end"
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        stack = os.pread(self._stack_fd, 1 << 16, 0).decode(errors="replace").rstrip()
+        stack = self._new_stack()
         return f"{self.name} (pid {self.process.pid}) {how}" + (f"\n{stack}" if stack else "")
-
-
-def _pickled(name: str, assignment: Any) -> bytes:
-    try:
-        return bytes(cloudpickle.dumps(assignment))
-    except Exception as error:
-        raise ConfigError(
-            f"the role of {name} cannot be sent to a process ({error}): make it there with "
-            "PerWorker(make), or use runtime='threads'"
-        ) from error
 
 
 def _log_file(directory: Path | None, name: str) -> contextlib.AbstractContextManager[IO[bytes] | None]:
@@ -171,8 +150,5 @@ def _stack_file() -> int:
 
 
 def _worker_environment(num_threads: int) -> dict[str, str]:
-    threads = {
-        name: str(num_threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    }
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    return {**os.environ, **threads, "PYTHONPATH": path}
+    return {**os.environ, **thread_limits(num_threads), "PYTHONPATH": path}

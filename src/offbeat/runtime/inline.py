@@ -5,41 +5,37 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from offbeat.pacing.events import CollectorDown, Event, HealthChanged
-from offbeat.runtime.base import thread_stacks
-from offbeat.runtime.learning import LearnerExecutor
-from offbeat.runtime.serial import make_collector
-from offbeat.runtime.serve import CollectorServer, start
+from offbeat.pacing.events import CollectorDown, Event
+from offbeat.runtime.base import keep_progress
+from offbeat.runtime.learning import LazyEvaluator, LocalRuntime
+from offbeat.runtime.serve import CollectorServer, make_collector, start
 from offbeat.runtime.spec import CollectorState, RunSpec
-from offbeat.types import Batch, StateTree, Ticket
+from offbeat.types import StateTree, Ticket
 
 
-class InlineRuntime:
+class InlineRuntime(LocalRuntime):
     """Carries out each action at once. Segments travel by reference."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._events: deque[Event] = deque()
         self._servers: dict[int, CollectorServer] = {}
-        self._published: tuple[int, Any] = (-1, None)
-        self._spec: RunSpec
-        self._executor: LearnerExecutor
+        self._evaluator: LazyEvaluator | None = None
 
     def start(
         self, spec: RunSpec, collectors: Sequence[CollectorState], learner_state: StateTree | None
     ) -> None:
         """Make all roles here."""
         self._spec = spec
-        learner = spec.make_learner(learner_state)
-        self._executor = LearnerExecutor(spec, learner, self._keep_weights, self._events.append)
-        self._events.append(HealthChanged("learner", "up"))
+        self._make_learner(learner_state)
         for index, state in enumerate(collectors):
             self.start_collector(index, state)
 
-    def _keep_weights(self, version: int, weights: Any) -> None:
-        self._published = (version, weights)
+    def _post(self, event: Event) -> None:
+        self._events.append(event)
 
     def start_collector(self, index: int, state: CollectorState) -> None:
         """Make a collector."""
@@ -47,9 +43,6 @@ class InlineRuntime:
         server = start(index, lambda: make_collector(assignment), self._newest, self._events.append)
         if server is not None:
             self._servers[index] = server
-
-    def _newest(self, at_least: int) -> tuple[int, Any]:
-        return self._published
 
     def kill_collector(self, index: int, reason: str) -> None:
         """Forget a collector."""
@@ -68,24 +61,18 @@ class InlineRuntime:
         if server.is_over:
             del self._servers[ticket.collector]
 
-    def train(self, batch: Batch) -> None:
-        """Train now."""
-        self._executor.train(batch)
-
     def release(self, tickets: Sequence[int]) -> None:
         """Nothing to free: segments go by reference."""
 
-    def publish(self, version: int) -> None:
-        """Keep a reference to the weights."""
-        self._executor.publish(version)
-
-    def snapshot(self) -> None:
-        """Copy the learner now."""
-        self._executor.snapshot()
-
     def evaluate(self, version: int, seed: int) -> None:
         """Evaluate now."""
-        self._executor.evaluate_here(version, seed)
+        evaluator = self._evaluator = self._evaluator or LazyEvaluator(self._spec.evaluator())
+
+        def run(weights: Any) -> None:
+            with keep_progress(self._eval_progress, "evaluator"):
+                self._events.append(evaluator.run(weights, version, seed))
+
+        self._executor.send_weights(run)
 
     def give_up_evaluation(self, version: int, reason: str) -> None:
         """Nothing to do: an evaluation is over before its time-out could be noticed."""
@@ -101,19 +88,6 @@ class InlineRuntime:
                 return [self._events.popleft() for _ in range(len(self._events))]
             patience = (server.patience_s for server in self._servers.values())
             time.sleep(min(left_s, *(most_s for most_s in patience if most_s is not None), math.inf))
-
-    def stacks(self) -> dict[str, str]:
-        """Return the stack of each thread of this process."""
-        return thread_stacks()
-
-    def pids(self) -> dict[str, int]:
-        """The learner's other ranks, if it has any."""
-        return self._executor.pids()
-
-    @property
-    def progress(self) -> Mapping[str, str]:
-        """Newest reports; empty between two calls, as all work is done within them."""
-        return self._executor.progress
 
     def close(self) -> None:
         """Drop the roles."""

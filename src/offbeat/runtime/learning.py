@@ -6,8 +6,10 @@ import queue
 import sys
 import threading
 import traceback
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -15,6 +17,7 @@ from offbeat.errors import OffbeatError, TrainError
 from offbeat.pacing.events import (
     Broken,
     EvalDone,
+    Event,
     HealthChanged,
     Published,
     PublishFailed,
@@ -22,21 +25,20 @@ from offbeat.pacing.events import (
     SnapshotTaken,
 )
 from offbeat.roles import Evaluator, Learner, published
-from offbeat.runtime.base import ManyRanks, Post, close_learner, keep_progress
+from offbeat.runtime.base import ManyRanks, Post, close_learner, keep_progress, thread_stacks
 from offbeat.runtime.checksum import weights_checksum
 from offbeat.runtime.spec import Assignment, RunSpec
-from offbeat.types import Batch
+from offbeat.types import Batch, StateTree
 
 
 class LearnerExecutor:
     """Carries out the learner's jobs and posts what came of them. Not thread-safe: one caller."""
 
-    def __init__(self, spec: RunSpec, learner: Learner, send_weights: Callable[[int, Any], None], post: Post):
+    def __init__(self, learner: Learner, send_weights: Callable[[int, Any], None], post: Post):
         self.progress: dict[str, str] = {}
         self._learner = learner
         self._send_weights = send_weights
         self._post = post
-        self._evaluator = LazyEvaluator(spec.evaluator()) if spec.evaluate is not None else None
         for rank in self._ranks.pids() if self._ranks is not None else ():
             post(HealthChanged(rank, "up"))
 
@@ -71,12 +73,6 @@ class LearnerExecutor:
             self._post(PublishFailed(version, _trace()))
         else:
             self._post(Published(version, perf_counter() - started_s, checksum))
-
-    def evaluate_here(self, version: int, seed: int) -> None:
-        """Evaluate in the learner's own thread."""
-        assert self._evaluator is not None, "an evaluation was asked for, but there is no evaluator"
-        with keep_progress(self.progress, "evaluator"):
-            self._post(self._evaluator.run(on_cpu(self._learner.weights()), version, seed))
 
     def snapshot(self) -> None:
         """Copy everything the learner is, at this point of the training."""
@@ -157,6 +153,64 @@ class JobThread:
                 self._post(Broken(error))
             except BaseException:
                 self._post(Broken(OffbeatError(f"{threading.current_thread().name} raised:\n{_trace()}")))
+
+
+class LocalRuntime(ABC):
+    """Base of the runtimes whose learner lives in the driver's process."""
+
+    def __init__(self) -> None:
+        self._published: tuple[int, Any] = (-1, None)
+        self._eval_progress: dict[str, str] = {}
+        self._learner_thread: JobThread | None = None
+        """Does the learner's jobs; None: they are done at once."""
+        self._spec: RunSpec
+        self._executor: LearnerExecutor
+
+    @abstractmethod
+    def _post(self, event: Event) -> None:
+        """Report an event, from any thread."""
+
+    def _make_learner(self, state: StateTree | None) -> None:
+        learner = self._spec.make_learner(state)
+        self._executor = LearnerExecutor(learner, self._send_weights, self._post)
+        self._post(HealthChanged("learner", "up"))
+
+    def _send_weights(self, version: int, weights: Any) -> None:
+        self._published = (version, weights)  # one assignment: readers see the old pair or the new one
+
+    def _newest(self, at_least: int) -> tuple[int, Any]:
+        return self._published
+
+    def _do(self, job: Callable[[], None]) -> None:
+        if self._learner_thread is None:
+            job()
+        else:
+            self._learner_thread.submit(job)
+
+    def train(self, batch: Batch) -> None:
+        """Train when the learner comes to it."""
+        self._do(partial(self._executor.train, batch))
+
+    def publish(self, version: int) -> None:
+        """Publish when the learner comes to it."""
+        self._do(partial(self._executor.publish, version))
+
+    def snapshot(self) -> None:
+        """Copy the learner when it comes to it."""
+        self._do(self._executor.snapshot)
+
+    def stacks(self) -> dict[str, str]:
+        """Return the stack of each thread of this process and of the learner's other ranks."""
+        return thread_stacks() | self._executor.stacks()
+
+    def pids(self) -> dict[str, int]:
+        """The learner's other ranks, if it has any."""
+        return self._executor.pids()
+
+    @property
+    def progress(self) -> Mapping[str, str]:
+        """Newest reports of the learner and of the evaluator."""
+        return self._executor.progress | self._eval_progress
 
 
 def on_cpu(weights: Any) -> Any:

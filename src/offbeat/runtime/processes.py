@@ -14,7 +14,7 @@ import selectors
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,9 +28,9 @@ from offbeat.pacing.events import (
     HealthChanged,
     SegmentArrived,
 )
-from offbeat.runtime.base import thread_stacks
 from offbeat.runtime.children import WorkerProcess
-from offbeat.runtime.learning import JobThread, LearnerExecutor
+from offbeat.runtime.learning import JobThread, LocalRuntime
+from offbeat.runtime.serve import describe
 from offbeat.runtime.shared import Address, WeightsWriter
 from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.runtime.wire import (
@@ -39,13 +39,13 @@ from offbeat.runtime.wire import (
     SEGMENT,
     UP,
     DriverInput,
-    MappedSlot,
     SegmentReader,
+    Slot,
     ToDriver,
     pack_ticket,
     pack_weights,
 )
-from offbeat.types import ArraySpec, Batch, StateTree, Ticket
+from offbeat.types import ArraySpec, StateTree, Ticket
 
 _CLOSE_TIMEOUT_S = 5.0
 _MANY_FILES = 1 << 16
@@ -75,29 +75,26 @@ class _Collector:
     weights: Address | None = None
 
 
-class ProcessRuntime:
+class ProcessRuntime(LocalRuntime):
     """Collectors and evaluator in worker processes, the learner in a thread."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._events: deque[Event] = deque()
         self._collectors: dict[int, _Collector] = {}
         self._specs: dict[str, ArraySpec] | None = _NONE_IS_UP
-        self._slots: dict[int, MappedSlot] = {}  # ticket -> memory of its segment, until it is released
+        self._slots: dict[int, Slot] = {}  # ticket -> memory of its segment, until it is released
         self._weights = WeightsWriter()
         self._announced: Address | None = None
         self._eval_weights = WeightsWriter()
         self._evaluator: WorkerProcess | None = None
         self._eval_queue: deque[tuple[int, int, Address]] = deque()
         self._evaluating: int | None = None
-        self._eval_progress: dict[str, str] = {}
         self._pulses_checked_s = 0.0
         self._pipe_lock, self._is_open = threading.Lock(), False
         self._wake_read: int
         self._wake_write: int
         self._selector: selectors.BaseSelector
-        self._spec: RunSpec
-        self._executor: LearnerExecutor
-        self._learner_thread: JobThread | None = None
 
     # ------------------------------------------------------------ starting and ending
 
@@ -112,10 +109,11 @@ class ProcessRuntime:
         self._selector.register(self._wake_read, selectors.EVENT_READ, _WAKE)
         for index, state in enumerate(collectors):
             self.start_collector(index, state)
-        learner = spec.make_learner(learner_state)
-        self._executor = LearnerExecutor(spec, learner, self._weights.publish, self._post)
-        self._events.append(HealthChanged("learner", "up"))
+        self._make_learner(learner_state)
         self._learner_thread = JobThread("learner", self._post)
+
+    def _send_weights(self, version: int, weights: Any) -> None:
+        self._weights.publish(version, weights)
 
     def _post(self, event: Event) -> None:
         """Report from another thread, and wake the driver up."""
@@ -153,12 +151,14 @@ class ProcessRuntime:
 
     def close(self) -> None:
         """End all processes and threads, free all memory."""
-        workers = [collector.worker for collector in self._collectors.values()]
-        if self._evaluator is not None:
-            workers.append(self._evaluator)
+        give_up_s = time.monotonic() + _CLOSE_TIMEOUT_S
         busy = {id(collector.worker) for collector in self._collectors.values() if collector.sent}
+        workers = self._workers().values()
         for worker in workers:
-            worker.end(0.0 if id(worker) in busy or not worker.is_up else _CLOSE_TIMEOUT_S)
+            worker.ask_to_stop()
+        for worker in workers:
+            is_ready = worker.is_up and id(worker) not in busy
+            worker.end(max(0.0, give_up_s - time.monotonic()) if is_ready else 0.0)
         self._collectors.clear()
         self._evaluator = None
         if self._learner_thread is not None:
@@ -175,26 +175,18 @@ class ProcessRuntime:
         self._weights.close()
         self._eval_weights.close()
 
+    def _workers(self) -> dict[str, WorkerProcess]:
+        workers = {f"collector_{number}": collector.worker for number, collector in self._collectors.items()}
+        return workers if self._evaluator is None else workers | {"evaluator": self._evaluator}
+
     def stacks(self) -> dict[str, str]:
         """Return the stack of each thread of this process and of each worker."""
-        workers = {f"collector_{number}": collector.worker for number, collector in self._collectors.items()}
-        if self._evaluator is not None:
-            workers["evaluator"] = self._evaluator
-        found = {name: worker.stack() for name, worker in workers.items()}
-        found |= self._executor.stacks()
-        return thread_stacks() | {name: stack for name, stack in found.items() if stack}
+        found = {name: stack for name, worker in self._workers().items() if (stack := worker.stack())}
+        return super().stacks() | found
 
     def pids(self) -> dict[str, int]:
         """The worker processes."""
-        workers = [collector.worker for collector in self._collectors.values()]
-        if self._evaluator is not None:
-            workers.append(self._evaluator)
-        return {worker.name: worker.process.pid for worker in workers} | self._executor.pids()
-
-    @property
-    def progress(self) -> Mapping[str, str]:
-        """Newest reports of the learner's thread and the evaluator's process."""
-        return self._executor.progress | self._eval_progress
+        return {worker.name: worker.process.pid for worker in self._workers().values()} | super().pids()
 
     # ------------------------------------------------------------ actions
 
@@ -223,18 +215,6 @@ class ProcessRuntime:
             collector.weights = address
             collector.worker.write(pack_weights(address))
 
-    def train(self, batch: Batch) -> None:
-        """Train in the learner's thread."""
-        self._submit(lambda: self._executor.train(batch))
-
-    def publish(self, version: int) -> None:
-        """Copy the weights into shared memory when the learner comes to it."""
-        self._submit(lambda: self._executor.publish(version))
-
-    def snapshot(self) -> None:
-        """Copy the learner when it comes to it."""
-        self._submit(self._executor.snapshot)
-
     def evaluate(self, version: int, seed: int) -> None:
         """Evaluate a snapshot in a process of its own."""
         self._evaluating = version
@@ -247,11 +227,7 @@ class ProcessRuntime:
             self._eval_queue.append((version, seed, self._eval_weights.address))
             self._wake()
 
-        self._submit(lambda: self._executor.send_weights(send))
-
-    def _submit(self, job: Any) -> None:
-        assert self._learner_thread is not None
-        self._learner_thread.submit(job)
+        self._do(lambda: self._executor.send_weights(send))
 
     def _start_evaluator(self) -> bool:
         """Start the evaluator's process; one that cannot be started costs an evaluation."""
@@ -292,11 +268,11 @@ class ProcessRuntime:
         self._pulses_checked_s = now_s
         silent = "gives no sign of life (runtime.heartbeat_timeout_s)"
         for index, collector in list(self._collectors.items()):
-            if collector.worker.has_beaten and collector.worker.is_dead(now_s):
+            if collector.worker.is_dead(now_s):
                 self._events.append(HealthChanged(f"collector_{index}", "unresponsive", silent))
                 self.kill_collector(index, silent)
         evaluator = self._evaluator
-        if evaluator is not None and evaluator.has_beaten and evaluator.is_dead(now_s):
+        if evaluator is not None and evaluator.is_dead(now_s):
             self._events.append(HealthChanged("evaluator", "unresponsive", silent))
             self._evaluator_down(f"{evaluator.name} (pid {evaluator.process.pid}) {silent}")
 
@@ -324,8 +300,10 @@ class ProcessRuntime:
                     return
         except (EOFError, ConnectionError, FileNotFoundError):  # it has ended, and its memory with it
             self._collector_down(collector, worker.how_it_ended())
-        except OSError as error:
-            self._collector_down(collector, f"a segment of {worker.name} could not be read: {error}")
+        except Exception as error:  # such as an object that cannot be unpickled here
+            is_its_own = not isinstance(error, OSError)
+            text = f"a segment of {worker.name} could not be read: {describe(error)}"
+            self._collector_down(collector, text, raised=is_its_own)
         else:
             self._send_tickets(collector)
 

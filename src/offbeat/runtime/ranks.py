@@ -175,59 +175,42 @@ class ProcessRankLauncher:
             self._block = None
 
 
-class ProcessPeer:
+class ProcessPeer(WorkerProcess):
     """A rank in a child process."""
 
     def __init__(self, spec: RunSpec, assignment: RankAssignment) -> None:
-        self._worker = WorkerProcess(f"learner_rank_{assignment.rank}", spec, "rank", assignment)
+        super().__init__(f"learner_rank_{assignment.rank}", spec, "rank", assignment)
         self._silence_s = spec.settings.runtime.heartbeat_timeout_s
-
-    @property
-    def name(self) -> str:
-        """As its log is called."""
-        return self._worker.name
 
     @property
     def pid(self) -> int:
         """Its process."""
-        return self._worker.process.pid
-
-    def send(self, packed: Any) -> None:
-        """Send the address of a request."""
-        self._worker.send(packed)
+        return self.process.pid
 
     def receive(self, timeout_s: float) -> Answer | None:
         """Its next answer, None when there is none in time."""
         try:
-            if not self._worker.connection.poll(timeout_s):
+            if not self.connection.poll(timeout_s):
                 return None
-            answer: Answer = self._worker.connection.recv()
+            answer: Answer = self.connection.recv()
         except (EOFError, OSError):
-            raise PeerGone(self._worker.how_it_ended()) from None
+            raise PeerGone(self.how_it_ended()) from None
         if answer[0] == "up":
-            self._worker.came_up()
+            self.came_up()
         return answer
 
     def failure_reason(self) -> str | None:
         """Return the reason if its process has ended or gives no sign of life."""
-        if self._worker.process.poll() is not None:
-            return self._worker.how_it_ended()
-        if self._worker.is_up and self._worker.is_dead(time.monotonic()):
+        if self.process.poll() is not None:
+            return self.how_it_ended()
+        if self.is_up and self.is_dead(time.monotonic()):
             limit = f"within runtime.heartbeat_timeout_s ({self._silence_s} s)"
             return f"{self.name} (pid {self.pid}) gave no sign of life {limit}"
         return None
 
-    def stack(self) -> str:
-        """Return the stack that it reports."""
-        return self._worker.stack() if self._worker.process.poll() is None else ""
-
     def kill(self) -> None:
         """End its process."""
-        self._worker.process.kill()
-
-    def end(self, timeout_s: float) -> None:
-        """Ask it to stop, kill it when it has not, and free its memory."""
-        self._worker.end(timeout_s)
+        self.process.kill()
 
 
 # ---------------------------------------------------------------- rank 0
@@ -274,7 +257,7 @@ class RankedLearner(ManyRanks):
         self._is_closed = False
         self.lost: dict[str, str] = {}
         # gloo notices a closed connection by itself, NCCL does not.
-        self._watch = Watch(peers, ranks.abort if ranks.is_nccl else _nothing)
+        self._watch = Watch(peers, ranks.abort if ranks.is_nccl else lambda: None)
 
     def train(self, batch: Batch) -> Metrics:
         """Train a round together."""
@@ -394,10 +377,6 @@ class RankedLearner(ManyRanks):
         return f"{text}, it was here:\n{stack}" if stack else text
 
 
-def _nothing() -> None:
-    pass
-
-
 # ---------------------------------------------------------------- starting
 
 
@@ -413,25 +392,20 @@ def make_ranked(
     per_node = size // settings.trainer.nnodes
     backend = choose_backend(settings.learner.backend, device, per_node, settings.trainer.n_gpus_per_node)
     point = RendezvousHost(host, size, backend, spec.start_timeout_s, settings.learner.timeout_s)
-    launcher = launcher or ProcessRankLauncher(spec)
-    peers: list[Peer] = []
-    try:
+    launcher, peers = launcher or ProcessRankLauncher(spec), list[Peer]()
+    with contextlib.ExitStack() as made:  # what is undone when not all ranks can be started
+        made.callback(launcher.close)
         for rank in range(1, size):
-            peers.append(
-                launcher.spawn(
-                    RankAssignment(spec.learn, context, rank, settings.trainer.device, point.rendezvous)
-                )
-            )
+            assignment = RankAssignment(spec.learn, context, rank, settings.trainer.device, point.rendezvous)
+            peers.append(launcher.spawn(assignment))
+            made.callback(peers[-1].end, 0.0)
         # Only when all are there: a rank that cannot start is then named, and nobody waits for it in vain.
         _expect(peers, "ready", spec.start_timeout_s)
         ranks = TorchRanks(point.rendezvous, 0, device, point.store)
+        made.callback(ranks.close)
         own = spec.learn.make(replace(context, ranks=ranks))
         _expect(peers, "up", spec.start_timeout_s)
-    except BaseException:
-        for peer in peers:
-            peer.end(0.0)
-        launcher.close()
-        raise
+        made.pop_all()
     return RankedLearner(own, ranks, launcher, peers, settings.learner.timeout_s)
 
 

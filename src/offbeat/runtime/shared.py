@@ -22,6 +22,7 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
+from offbeat.errors import ConfigError
 from offbeat.types import Array, ArraySpec
 
 _ALIGN = 64
@@ -100,6 +101,16 @@ class Block:
         """Map a block that another process made; OSError when that process has ended."""
         return Block(os.open(address.path, os.O_RDWR), address, is_owner=False)
 
+    def grow(self, size: int) -> Block:
+        """Return the same memory with more behind it, in the place of this block; others open it again."""
+        size, descriptor, self._descriptor = _aligned(size), self._descriptor, None
+        assert descriptor is not None, "a block is made larger by the process that made it"
+        os.ftruncate(descriptor, size)
+        larger = Block(descriptor, self.address._replace(size=size), is_owner=True)
+        larger.bytes[self.size :: mmap.PAGESIZE] = 0
+        self.close()
+        return larger
+
     def close(self) -> None:
         """Unmap; the memory is freed when the last process does so."""
         self.bytes = np.empty(0, np.uint8)
@@ -114,35 +125,18 @@ class Block:
                 os.unlink(self.address.path)
 
 
-class OpenBlocks:
-    """Blocks of other processes, opened once."""
-
-    def __init__(self) -> None:
-        self._open: dict[Address, Block] = {}
-
-    def __getitem__(self, address: Address) -> Block:
-        if address not in self._open:
-            self._open[address] = Block.open(address)
-        return self._open[address]
-
-
-def layout(specs: Mapping[str, ArraySpec]) -> tuple[dict[str, int], int]:
-    """Place arrays one after the other; return their offsets and the total size in bytes."""
-    offsets, end = {}, 0
-    for name, spec in specs.items():
-        offsets[name] = end
-        end += _aligned(spec.num_bytes)
-    return offsets, end
+def num_bytes_of(specs: Mapping[str, ArraySpec]) -> int:
+    """Room that arrays need in a block."""
+    return sum(_aligned(spec.num_bytes) for spec in specs.values())
 
 
 def arrays_in(block: Block, specs: Mapping[str, ArraySpec], begin: int = 0) -> dict[str, Array]:
     """Views of a block as the arrays of ``specs``, the first one at byte ``begin``."""
-    offsets, _ = layout(specs)
     views = {}
     for name, spec in specs.items():
-        offset = begin + offsets[name]
-        part = block.bytes[offset : offset + spec.num_bytes]
+        part = block.bytes[begin : begin + spec.num_bytes]
         views[name] = part.view(np.dtype(spec.dtype)).reshape(spec.shape)
+        begin += _aligned(spec.num_bytes)
     return views
 
 
@@ -183,6 +177,17 @@ def pack_object(value: Any) -> Packed:
         buffers.clear()
         head = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     return Packed((memoryview(head), *(buffer.raw() for buffer in buffers)))
+
+
+def pickled_role(assignment: Any, name: str, place: str) -> bytes:
+    """Pickle what a role is made from, for a process or an actor."""
+    try:
+        return bytes(cloudpickle.dumps(assignment))
+    except Exception as error:
+        raise ConfigError(
+            f"{name} cannot be sent to {place} ({error}): make it there with PerWorker(make), "
+            "or use runtime='threads'"
+        ) from error
 
 
 def unpack_object(own: NDArray[np.uint8]) -> Any:

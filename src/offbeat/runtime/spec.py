@@ -120,3 +120,9 @@ class RunSpec:
                 close_learner(learner)
                 raise
         return learner
+
+
+def thread_limits(num_threads: int) -> dict[str, str]:
+    """Environment variables that limit the threads of numeric libraries."""
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    return {name: str(num_threads) for name in names}

@@ -1,4 +1,4 @@
-"""Health checks without processes or clocks: is a worker alive, does a learner diverge."""
+"""Health checks: is a worker alive, does a learner diverge."""
 
 from __future__ import annotations
 
@@ -7,11 +7,23 @@ from collections import deque
 from collections.abc import Mapping
 from statistics import median
 
+import psutil
+
 _AWAY_S = 2.0
 _BUSY_SHARE = 0.1
 _STOPPED_SHARE = 0.125
 _ROUNDS_REMEMBERED = 20
 _ROUNDS_BEFORE_JUDGING = 5
+
+
+def process_state(pid: int) -> tuple[float, str] | None:
+    """Processor time that a process has used, and its state in psutil's words; None when it is gone."""
+    try:
+        process = psutil.Process(pid)
+        used = process.cpu_times()
+        return used.user + used.system, str(process.status())
+    except psutil.Error:
+        return None
 
 
 class Pulse:

@@ -7,17 +7,16 @@ driver clears the word when the segment is no longer needed. So no message waits
 
 from __future__ import annotations
 
-import itertools
 import os
+import select
 import struct
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from offbeat.runtime.shared import Address, Block, Packed, arrays_in, copy_object, layout, pack_object
+from offbeat.runtime.shared import Address, Block, arrays_in, copy_object, num_bytes_of, pack_object
 from offbeat.types import Array, ArraySpec, Episodes, Segment, StateTree, Ticket
 
 TICKET, WEIGHTS = 1, 2
@@ -31,7 +30,7 @@ _HEAD_BYTES = 64
 _FIRST_TAIL_BYTES = 1 << 12
 _BLOCKS_LOOKED_AT = 8
 _TO_WORKER = struct.Struct("6q")
-_TO_DRIVER = struct.Struct("8qd")
+_TO_DRIVER = struct.Struct("7qd")
 
 
 class ToDriver(NamedTuple):
@@ -40,7 +39,6 @@ class ToDriver(NamedTuple):
     kind: int
     ticket: int = 0
     version: int = 0
-    slot: int = 0
     descriptor: int = 0
     size: int = 0
     serial: int = 0
@@ -67,30 +65,42 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 class WorkerInput:
-    """The worker's end: reads whole records, however they were cut on their way."""
+    """The worker's end: tickets, however their records were cut on their way, and the weights' address."""
 
     def __init__(self, descriptor: int, collector: int) -> None:
+        self.weights: Address | None = None
         self._descriptor = descriptor
         self._collector = collector
         self._rest = b""
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
 
-    def read(self) -> list[Ticket | Address]:
-        """Wait for tickets and addresses of weights; EOFError when the driver says no more."""
-        while True:
-            data = os.read(self._descriptor, _READ_BYTES)
-            if not data:
-                raise EOFError
-            data = self._rest + data
-            end = len(data) - len(data) % _TO_WORKER.size
-            self._rest = data[end:]
-            if end:
-                return [self._unpack(*fields) for fields in _TO_WORKER.iter_unpack(data[:end])]
+    def receive(self, timeout_s: float | None) -> Sequence[Ticket] | None:
+        """Return the tickets that have come; None: the driver says stop, or is gone."""
+        try:
+            if timeout_s is not None:
+                return self._read() if self._poll.poll(1000.0 * timeout_s) else ()
+            while not (tickets := self._read()):
+                pass  # only an address came, or a part of a record
+        except (EOFError, OSError):
+            return None
+        return tickets
 
-    def _unpack(self, kind: int, *fields: int) -> Ticket | Address:
-        if kind == WEIGHTS:
-            return Address(*fields[:4])
-        number, version, deadline, seed, attempt = fields
-        return Ticket(number, self._collector, version, deadline, seed, attempt)
+    def _read(self) -> list[Ticket]:
+        data = os.read(self._descriptor, _READ_BYTES)
+        if not data:
+            raise EOFError
+        data = self._rest + data
+        end = len(data) - len(data) % _TO_WORKER.size
+        self._rest = data[end:]
+        tickets = []
+        for kind, *fields in _TO_WORKER.iter_unpack(data[:end]):
+            if kind == WEIGHTS:
+                self.weights = Address(*fields[:4])
+            else:
+                number, version, deadline, seed, attempt = fields
+                tickets.append(Ticket(number, self._collector, version, deadline, seed, attempt))
+        return tickets
 
 
 class DriverInput:
@@ -122,17 +132,24 @@ class DriverInput:
 
 def pack_text(kind: int, extra: bytes, capacity: int = 0) -> bytes:
     """Pack a start or an end with what belongs to it."""
-    return _TO_DRIVER.pack(kind, capacity, 0, 0, 0, 0, 0, len(extra), 0.0) + extra
+    return _TO_DRIVER.pack(*ToDriver(kind, capacity, num_bytes=len(extra))) + extra
 
 
-# ---------------------------------------------------------------- the worker's blocks
+# ---------------------------------------------------------------- segments in blocks
 
 
-@dataclass(slots=True, eq=False)
-class _OwnSlot:
-    index: int
-    block: Block
-    views: dict[str, Array]
+class Slot:
+    """A worker's block and the arrays in it, as the worker or its driver has it mapped."""
+
+    __slots__ = ("block", "views")
+
+    def __init__(self, block: Block, specs: Mapping[str, ArraySpec]) -> None:
+        self.block = block
+        self.views = arrays_in(block, specs, _HEAD_BYTES)
+
+    def release(self) -> None:
+        """Let the worker write it again."""
+        self.block.words[0] = 0
 
 
 class SegmentWriter:
@@ -140,12 +157,10 @@ class SegmentWriter:
 
     def __init__(self, specs: Mapping[str, ArraySpec] | None) -> None:
         self._specs = specs or {}
-        self._tail = _HEAD_BYTES + layout(self._specs)[1]
+        self._tail = _HEAD_BYTES + num_bytes_of(self._specs)
         self._tail_bytes = _FIRST_TAIL_BYTES
-        self._sent: deque[_OwnSlot] = deque()
-        self._indices = itertools.count()
-        self._next: _OwnSlot | None = None
-        self._units: Mapping[str, int] | None = None
+        self._sent: deque[Slot] = deque()
+        self._next: Slot | None = None
 
     def arrays(self) -> dict[str, Array]:
         """Return the memory of the next segment's arrays."""
@@ -154,78 +169,32 @@ class SegmentWriter:
 
     def write(self, segment: Segment, state: StateTree | None) -> bytes:
         """Put a segment and the state after it into a block; return the record to send."""
-        packed = pack_object(self._rest_of(segment, state))
+        ticket, versions, episodes = segment.ticket, segment.versions, segment.episodes
+        is_one = len(versions) == 1 and int(versions[0]) == ticket.version  # the reader makes it: cheaper
+        data = None if self._specs else segment.data
+        ended = (episodes.returns, episodes.lengths)
+        rest = (None if is_one else versions, dict(segment.units), ended, segment.partial, data, state)
+        packed = pack_object(rest)
         slot, self._next = self._next or self._take(), None
         if self._tail + packed.num_bytes > slot.block.size:
-            self._grow(slot, packed)
+            self._tail_bytes = max(self._tail_bytes, packed.num_bytes * 5 // 4)
+            slot = Slot(slot.block.grow(self._tail + self._tail_bytes), self._specs)
         packed.write(slot.block.memory[self._tail :])
         slot.block.words[0] = 1
         self._sent.append(slot)
-        address = slot.block.address
+        _, *place = slot.block.address
         return _TO_DRIVER.pack(
-            SEGMENT,
-            segment.ticket.number,
-            segment.ticket.version,
-            slot.index,
-            address.descriptor,
-            address.size,
-            address.serial,
-            packed.num_bytes,
-            segment.collect_s,
+            SEGMENT, ticket.number, ticket.version, *place, packed.num_bytes, segment.collect_s
         )
 
-    def _rest_of(self, segment: Segment, state: StateTree | None) -> tuple[Any, ...]:
-        """Everything that is neither in the record nor in the arrays; None: as the reader expects it."""
-        versions = segment.versions
-        is_one = len(versions) == 1 and int(versions[0]) == segment.ticket.version
-        units = None if segment.units == self._units else dict(segment.units)
-        if units is not None:
-            self._units = units
-        episodes = segment.episodes
-        data = None if self._specs else segment.data
-        ended = (episodes.returns, episodes.lengths) if episodes.returns or episodes.lengths else None
-        return None if is_one else versions, units, ended, segment.partial, data, state
-
-    def _take(self) -> _OwnSlot:
+    def _take(self) -> Slot:
         """Find a block that was released among those sent longest ago, or make one."""
         for _ in range(min(_BLOCKS_LOOKED_AT, len(self._sent))):
             slot = self._sent.popleft()
             if not slot.block.words[0]:
                 return slot
             self._sent.append(slot)
-        return self._make(next(self._indices), self._tail_bytes)
-
-    def _make(self, index: int, tail_bytes: int) -> _OwnSlot:
-        block = Block.create(self._tail + tail_bytes)
-        return _OwnSlot(index, block, arrays_in(block, self._specs, _HEAD_BYTES))
-
-    def _grow(self, slot: _OwnSlot, packed: Packed) -> None:
-        """Move to a larger block, with what the collector has written already."""
-        self._tail_bytes = max(self._tail_bytes, packed.num_bytes * 5 // 4)
-        larger = self._make(slot.index, self._tail_bytes)
-        larger.block.memory[: self._tail] = slot.block.memory[: self._tail]
-        slot.views.clear()
-        slot.block.close()
-        slot.block, slot.views = larger.block, larger.views
-
-
-# ---------------------------------------------------------------- the driver's view of them
-
-
-class MappedSlot:
-    """A worker's block as its driver has it mapped."""
-
-    __slots__ = ("block", "views")
-
-    def __init__(self, block: Block, specs: Mapping[str, ArraySpec]) -> None:
-        self.block = block
-        self.views = arrays_in(block, specs, _HEAD_BYTES)
-        for view in self.views.values():
-            view.flags.writeable = False
-
-    def release(self) -> None:
-        """Let the worker write it again."""
-        self.block.words[0] = 0
+        return Slot(Block.create(self._tail + self._tail_bytes), self._specs)
 
 
 class SegmentReader:
@@ -234,26 +203,24 @@ class SegmentReader:
     def __init__(self, pid: int, specs: Mapping[str, ArraySpec] | None) -> None:
         self._pid = pid
         self._specs = specs or {}
-        self._tail = _HEAD_BYTES + layout(self._specs)[1]
-        self._slots: dict[int, MappedSlot] = {}
-        self._units: Mapping[str, int] = {}
+        self._tail = _HEAD_BYTES + num_bytes_of(self._specs)
+        self._slots: dict[int, Slot] = {}  # by the serial number of the block
 
-    def read(self, record: ToDriver, ticket: Ticket) -> tuple[Segment, StateTree | None, MappedSlot]:
+    def read(self, record: ToDriver, ticket: Ticket) -> tuple[Segment, StateTree | None, Slot]:
         """Return a segment and the state after it. OSError: its worker died before it was mapped."""
-        slot = self._slots.get(record.slot)
-        if slot is None or slot.block.address.serial != record.serial:
+        slot = self._slots.get(record.serial)
+        if slot is None or slot.block.size != record.size:
             address = Address(self._pid, record.descriptor, record.size, record.serial)
-            slot = self._slots[record.slot] = MappedSlot(Block.open(address), self._specs)
+            slot = self._slots[record.serial] = Slot(Block.open(address), self._specs)
+            for view in slot.views.values():
+                view.flags.writeable = False
         rest = slot.block.bytes[self._tail : self._tail + record.num_bytes]
         versions, units, ended, partial, data, state = copy_object(rest)
-        if units is not None:
-            self._units = units
         if record.version != ticket.version:
             number, collector, deadline = ticket.number, ticket.collector, ticket.deadline
             ticket = Ticket(number, collector, record.version, deadline, ticket.seed, ticket.attempt)
         if versions is None:
             versions = np.array((record.version,), np.int64)
-        episodes = Episodes(*ended) if ended is not None else Episodes()
         data = dict(slot.views) if self._specs else data
-        segment = Segment(ticket, data, versions, self._units, episodes, record.collect_s, partial)
+        segment = Segment(ticket, data, versions, units, Episodes(*ended), record.collect_s, partial)
         return segment, state, slot

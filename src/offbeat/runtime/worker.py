@@ -8,38 +8,26 @@ tuples; arrays and states go through shared memory.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
-import select
 import signal
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from offbeat.errors import OffbeatError
 from offbeat.pacing.events import CollectorDown, CollectorUp, SegmentArrived
 from offbeat.roles import Collector, Evaluator, progress_to
 from offbeat.runtime.learning import LazyEvaluator
-from offbeat.runtime.serial import OneByOne, make_collector
-from offbeat.runtime.serve import SyncTimeout, serve, start
-from offbeat.runtime.shared import Address, Block, OpenBlocks, copy_object, newest_version, read_weights
+from offbeat.runtime.serve import OneByOne, SyncTimeout, describe, make_collector, serve, start
+from offbeat.runtime.shared import Address, Block, copy_object, newest_version, read_weights
 from offbeat.runtime.spec import Assignment
-from offbeat.runtime.wire import (
-    DOWN,
-    LOST,
-    UP,
-    SegmentWriter,
-    WorkerInput,
-    pack_text,
-    write_all,
-)
-from offbeat.types import Ticket
+from offbeat.runtime.wire import DOWN, LOST, UP, SegmentWriter, WorkerInput, pack_text, write_all
 
 if TYPE_CHECKING:
     from offbeat.runtime.ranks import RankAssignment
@@ -52,53 +40,24 @@ class Weights:
     """The newest weights that this worker has copied."""
 
     def __init__(self, timeout_s: float) -> None:
-        self._blocks = OpenBlocks()
         self._timeout_s = timeout_s
-        self._address: Address | None = None
+        self._block: Block | None = None
         self._have: tuple[int, Any] = (-1, None)
 
     def get(self, address: Address, at_least: int) -> tuple[int, Any]:
         """Return the newest weights, which must be of at least this version, copying only what is new."""
-        block, version = self._blocks[address], self._have[0]
-        if address == self._address and version >= at_least and version == newest_version(block):
+        block = self._block
+        if block is None or block.address != address:
+            block = self._block = Block.open(address)
+        elif (version := self._have[0]) >= at_least and version == newest_version(block):
             return self._have
         give_up_s = time.monotonic() + self._timeout_s
         while (found := read_weights(block, at_least)) is None:
             if time.monotonic() > give_up_s:
                 raise SyncTimeout(f"weights of version {at_least} did not arrive in {self._timeout_s} s")
             time.sleep(_SYNC_POLL_S)
-        self._address, self._have = address, found
+        self._have = found
         return found
-
-
-class PipeInbox:
-    """Tickets out of the driver's pipe, in which the weights' address may change."""
-
-    def __init__(self, descriptor: int, index: int) -> None:
-        self.weights: Address | None = None
-        self._records = WorkerInput(descriptor, index)
-        self._poll = select.poll()
-        self._poll.register(descriptor, select.POLLIN)
-
-    def receive(self, timeout_s: float | None) -> Sequence[Ticket] | None:
-        """Return the tickets that have come; None: the driver says stop, or is gone."""
-        try:
-            if timeout_s is not None:
-                return self._read() if self._poll.poll(1000.0 * timeout_s) else ()
-            while not (tickets := self._read()):
-                pass  # only an address came
-        except (EOFError, OSError):
-            return None
-        return tickets
-
-    def _read(self) -> list[Ticket]:
-        tickets = []
-        for record in self._records.read():
-            if isinstance(record, Address):
-                self.weights = record
-            else:
-                tickets.append(record)
-        return tickets
 
 
 class CollectorHost:
@@ -107,7 +66,7 @@ class CollectorHost:
     def __init__(self, descriptor: int, assignment: Assignment[Any]) -> None:
         self._descriptor = descriptor
         self._assignment = assignment
-        self._inbox = PipeInbox(descriptor, assignment.context.collector)
+        self._inbox = WorkerInput(descriptor, assignment.context.collector)
         self._weights = Weights(assignment.sync_timeout_s)
         self._segments = SegmentWriter(None)
         self._specs: Any = None
@@ -152,10 +111,7 @@ class EvaluatorServer:
         self._weights = Weights(assignment.sync_timeout_s)
         self._evaluator = LazyEvaluator(assignment)
         self._reported, self._reported_s = "", 0.0
-
-    def up_message(self) -> tuple[Any, ...]:
-        """Say that requests are welcome."""
-        return ("up", None)
+        connection.send(("up", None))
 
     def serve(self, message: tuple[Any, ...]) -> None:
         """Evaluate once: ("evaluate", version, seed, weights address)."""
@@ -182,18 +138,17 @@ class RankServer:
         from offbeat.runtime.ranks import Follower
 
         self._connection = connection
-        self._blocks = OpenBlocks()
+        self._block: Block | None = None
         connection.send(("ready",))
         self._follower = Follower(assignment)
-
-    def up_message(self) -> tuple[Any, ...]:
-        """Say that requests are welcome."""
-        return self._follower.up()
+        connection.send(self._follower.up())
 
     def serve(self, message: tuple[Any, ...]) -> None:
         """Carry out one request: (kind, address, number of bytes)."""
         _, address, num_bytes = message
-        request = copy_object(self._blocks[address].bytes[:num_bytes])
+        if self._block is None or self._block.address != address:
+            self._block = Block.open(address)
+        request = copy_object(self._block.bytes[:num_bytes])
         self._connection.send(self._follower.serve(request))
 
 
@@ -223,24 +178,25 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def _serve(kind: str, connection: Connection, assignment: Any) -> None:
-    """Serve an evaluator or a rank of the learner; report what it raises."""
+def _serve(kind: str, connection: Connection, packed: bytes) -> None:
+    """Serve an evaluator or a rank of the learner until the driver is done or gone; report what it raises."""
     doing = "while starting"
+    report: tuple[Any, ...]
     try:
-        server = _SERVERS[kind](connection, assignment)
-        connection.send(server.up_message())
+        server = _SERVERS[kind](connection, cloudpickle.loads(packed))
         while True:
-            message = connection.recv()
+            try:
+                message = connection.recv()
+            except (EOFError, OSError):
+                return
             doing = "while evaluating" if kind == "evaluate" else f"in the request {message[0]!r}"
             server.serve(message)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the driver wants no more, or is gone
     except SyncTimeout as error:
-        connection.send(("lost", str(error)))
-    except OffbeatError as error:
-        connection.send(("error", doing, str(error)))
-    except Exception:
-        connection.send(("error", doing, traceback.format_exc().rstrip()))
+        report = ("lost", str(error))
+    except Exception as error:
+        report = ("error", doing, describe(error))
+    with contextlib.suppress(OSError):  # the driver may be gone
+        connection.send(report)
 
 
 def main(
@@ -253,21 +209,17 @@ def main(
     stacks = os.fdopen(stack_fd, "w")
     faulthandler.enable(stacks)
     faulthandler.register(signal.SIGUSR1, stacks)
-    connection = Connection(connection_fd)
     kind, packed = copy_object(Block.open(payload).bytes)
+    if kind != "collect":
+        _serve(kind, Connection(connection_fd), packed)
+        return
     try:
         assignment = cloudpickle.loads(packed)
-    except Exception:
-        text = traceback.format_exc().rstrip()
-        if kind == "collect":
-            write_all(connection_fd, pack_text(DOWN, f"{name} raised while starting:\n{text}".encode()))
-        else:
-            connection.send(("error", "while starting", text))
+    except Exception as error:
+        text = f"{name} raised while starting:\n{describe(error)}"
+        write_all(connection_fd, pack_text(DOWN, text.encode()))
         return
-    if kind == "collect":
-        CollectorHost(connection_fd, assignment).run()
-    else:
-        _serve(kind, connection, assignment)
+    CollectorHost(connection_fd, assignment).run()
 
 
 if __name__ == "__main__":
