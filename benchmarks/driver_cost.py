@@ -580,7 +580,7 @@ def new_exchange() -> Callable[[socket.socket, socket.socket, Ticket, int], None
         at_driver, at_worker = wire.DriverInput(driver), wire.WorkerInput(worker, 7)
         for _ in range(count):
             wire.write_all(driver, wire.pack_ticket(ticket))
-            at_worker.read()
+            at_worker.receive(None)
             wire.write_all(worker, wire.pack_text(wire.SEGMENT, b"", ticket.number))
             at_driver.read()
 
@@ -619,7 +619,7 @@ CORE_NEW = {
     "run": "__init__ adapters collectors directory driver observers replay report restarts saving schedule"
     " signals start stepwise waits",
     "pacing": "__init__ actions auto config coordinator deadlines events intset ledger recorded",
-    "runtime": "__init__ base checksum clock inline learning serial serve spec supervision threads",
+    "runtime": "__init__ base checksum clock inline learning serve spec supervision threads",
     "observe": "__init__ callbacks events journal logs meter stats",
     "replay": "__init__ stream",
     "config": "settings",

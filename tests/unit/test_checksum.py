@@ -123,7 +123,7 @@ def test_what_is_published_carries_its_checksum(weights: Any) -> None:
     settings = Settings(runtime=RuntimeConfig(kind="inline"))
     spec = RunSpec(PerWorker(lambda _: None), PerWorker(lambda _: None), settings=settings)  # type: ignore[arg-type, return-value]
     events: list[Event] = []
-    executor = LearnerExecutor(spec, Learner(weights), lambda version, sent: None, events.append)  # type: ignore[arg-type]
+    executor = LearnerExecutor(Learner(weights), lambda version, sent: None, events.append)  # type: ignore[arg-type]
     executor.publish(3)
     (event,) = events
     assert isinstance(event, Published)

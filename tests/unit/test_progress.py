@@ -78,17 +78,17 @@ class Reporter:
     """A learner and an evaluator that look at the progress while they work."""
 
     def __init__(self) -> None:
-        self.executor: Any = None
+        self.runtime: Any = None
         self.seen: list[dict[str, str]] = []
 
     def train(self, batch: Batch) -> Metrics:
         report_progress("minibatch 1 of 2")
-        self.seen.append(dict(self.executor.progress))
+        self.seen.append(dict(self.runtime.progress))
         return {}
 
     def evaluate(self, weights: Any, seed: int) -> Metrics:
         report_progress("episode 1 of 2")
-        self.seen.append(dict(self.executor.progress))
+        self.seen.append(dict(self.runtime.progress))
         return {}
 
     def weights(self) -> Any:
@@ -105,17 +105,18 @@ def evaluator_of(role: Reporter) -> Any:
     return Assignment(PerWorker(lambda context: role), WorkerContext(0, 1, 0))
 
 
-def test_the_executor_keeps_the_reports_of_learner_and_evaluator() -> None:
+def test_a_runtime_keeps_the_reports_of_learner_and_evaluator() -> None:
     role, events = Reporter(), list[Event]()
-    spec: Any = SimpleNamespace(evaluate=object(), evaluator=lambda: evaluator_of(role))
-    role.executor = LearnerExecutor(spec, role, lambda version, weights: None, events.append)
-    runtime = InlineRuntime()
-    runtime._executor = role.executor
-    role.executor.train(Batch(0, (), 0))
-    role.executor.evaluate_here(1, 0)
+    spec: Any = SimpleNamespace(evaluator=lambda: evaluator_of(role))
+    runtime = role.runtime = InlineRuntime()
+    runtime._spec = spec
+    runtime._executor = LearnerExecutor(role, lambda version, weights: None, events.append)
+    runtime.train(Batch(0, (), 0))
+    runtime.evaluate(1, 0)
     assert role.seen == [{"learner": "minibatch 1 of 2"}, {"evaluator": "episode 1 of 2"}]
     assert runtime.progress == {}
-    assert len(events) == 2
+    assert len(events) == 1
+    assert len(runtime.wait(0.0)) == 1
 
 
 def test_an_evaluator_process_reports_at_most_ten_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:

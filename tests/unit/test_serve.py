@@ -12,8 +12,7 @@ import pytest
 from offbeat.errors import EnvError
 from offbeat.pacing.events import CollectorDown, CollectorUp, SegmentArrived
 from offbeat.roles import Collector
-from offbeat.runtime.serial import as_collector
-from offbeat.runtime.serve import CollectorServer, SyncTimeout, serve, start
+from offbeat.runtime.serve import CollectorServer, SyncTimeout, as_collector, serve, start
 from offbeat.types import Progress, Segment, Ticket
 
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from offbeat.runtime.shared import (
     Address,
     Block,
-    OpenBlocks,
     Packed,
     WeightsWriter,
     arrays_in,
@@ -26,11 +25,27 @@ from offbeat.types import ArraySpec
 
 def test_block_is_shared_with_whoever_opens_its_address() -> None:
     block = Block.create(1000)
-    other = OpenBlocks()[block.address]
+    other = Block.open(block.address)
     block.bytes[:4] = (1, 2, 3, 4)
     assert list(other.bytes[:4]) == [1, 2, 3, 4]
     other.close()
     block.close()
+
+
+def test_block_that_grows_keeps_what_is_in_it() -> None:
+    block = Block.create(5000)
+    before = Block.open(block.address)
+    block.bytes[:5000] = 7
+    larger = block.grow(100_000)
+    assert (larger.size >= 100_000, larger.address.serial) == (True, block.address.serial)
+    after = Block.open(larger.address)
+    assert (after.bytes[:5000] == 7).all()
+    assert not after.bytes[5056:].any()
+    larger.bytes[0] = 8
+    assert before.bytes[0] == after.bytes[0] == 8, "readers of the smaller block see the same memory"
+    larger.close()
+    with pytest.raises(OSError, match="No such file"):
+        Block.open(larger.address)
 
 
 @given(

@@ -39,6 +39,12 @@ from offbeat.pacing.events import (
     SegmentArrived,
     SnapshotTaken,
 )
+
+try:
+    import ray
+except ImportError:
+    raise ConfigError('runtime.kind=ray needs Ray: pip install "offbeat[ray]"') from None
+
 from offbeat.runtime.ray_actors import (
     Actor,
     CollectorActor,
@@ -58,19 +64,17 @@ from offbeat.runtime.ray_cluster import (
     kill_actor,
     make_actor,
 )
-from offbeat.runtime.ray_import import ray
 from offbeat.runtime.ray_placement import Placement, another_placement, cpus_of, place, requests_of
 from offbeat.runtime.ray_refs import (
     ActorRef,
     CollectorRef,
-    Evaluation,
     PendingSegment,
     RemoteSegmentData,
     how_it_ended,
-    process_state,
 )
+from offbeat.runtime.serve import describe
 from offbeat.runtime.spec import CollectorState, RunSpec
-from offbeat.runtime.supervision import Pulse
+from offbeat.runtime.supervision import Pulse, process_state
 from offbeat.types import Batch, StateTree, Ticket
 
 _TICKETS_AHEAD = 2
@@ -98,7 +102,7 @@ class RayRuntime:
         self._is_busy = False
         self._training = Batch(0, (), 0)
         self._evaluator: ActorRef | None = None
-        self._evaluation: Evaluation | None = None
+        self._evaluating: int | None = None
         self._looked_s = time.monotonic()
         self._placements: dict[str, Placement] = {}
         self._node_id = ""
@@ -278,7 +282,12 @@ class RayRuntime:
             self._collect_failed(collector, error)
             return
         collector.num_sent -= 1
-        match pickle.loads(future.result()):
+        try:
+            event = pickle.loads(future.result())
+        except Exception as error:
+            text = f"a segment of {collector.actor} could not be read: {describe(error)}"
+            event = CollectorDown(collector.index, text, raised=True)
+        match event:
             case SegmentArrived(segment, num_bytes, state):
                 self._store_segment(
                     collector, PendingSegment(next(self._keys), segment, state, num_bytes), data
@@ -429,22 +438,21 @@ class RayRuntime:
         if self._evaluator is None:
             self._evaluator = self._make("evaluator", EvaluatorActor, "evaluator", self._spec.evaluator())
             self._report(self._evaluator, "starting")
-        evaluation = self._evaluation = Evaluation(version, self._evaluator)
-        self._submit("freeze", version, then=partial(self._send_evaluation, evaluation, seed))
+        self._evaluating = version
+        self._submit("freeze", version, then=partial(self._send_evaluation, self._evaluator, version, seed))
 
-    def _send_evaluation(self, evaluation: Evaluation, seed: int, references: list[Any]) -> None:
-        if evaluation is not self._evaluation or not references:  # its evaluator has died since
-            return
-        asked = evaluation.actor.ask("evaluate", evaluation.version, seed, references)
-        self._then(asked, partial(self._on_evaluator, evaluation))
+    def _send_evaluation(self, actor: ActorRef, version: int, seed: int, references: list[Any]) -> None:
+        if not actor.is_gone and references:
+            asked = actor.ask("evaluate", version, seed, references)
+            self._then(asked, partial(self._on_evaluator, actor))
 
-    def _on_evaluator(self, evaluation: Evaluation, future: Future[Any]) -> None:
-        if evaluation.actor.is_gone:
+    def _on_evaluator(self, actor: ActorRef, future: Future[Any]) -> None:
+        if actor.is_gone:
             return
         if (error := future.exception()) is not None:
-            self._evaluator_down(evaluation.actor, how_it_ended(evaluation.actor, error))
+            self._evaluator_down(actor, how_it_ended(actor, error))
         else:
-            self._evaluation = None
+            self._evaluating = None
             self._events.append(future.result())
 
     def give_up_evaluation(self, version: int, reason: str) -> None:
@@ -460,9 +468,9 @@ class RayRuntime:
         self._end(actor)
         self._evaluator = None
         self._report(actor, "down", reason)
-        if self._evaluation is not None:
-            self._events.append(EvalDone(self._evaluation.version, None, 0.0, reason))
-            self._evaluation = None
+        if self._evaluating is not None:
+            self._events.append(EvalDone(self._evaluating, None, 0.0, reason))
+            self._evaluating = None
 
     # ------------------------------------------------------------ what happens
 
@@ -565,9 +573,10 @@ class RayRuntime:
         if not actor.is_asked and now_s - actor.asked_s >= min(timing.heartbeat_interval_s, timeout_s / 4):
             actor.is_asked, actor.asked_s = True, now_s
             self._then(actor.ask("ping", group=LIFE), partial(self._on_ping, actor))
-        cpu_s, is_stopped = process_state(actor.pid) if actor.node_id == self._node_id else (0.0, False)
+        is_here = actor.node_id == self._node_id
+        cpu_s, state = (process_state(actor.pid) if is_here else None) or (0.0, "")
         assert actor.pulse is not None
-        if actor.pulse.is_dead(actor.num_pings, cpu_s, now_s, is_stopped):
+        if actor.pulse.is_dead(actor.num_pings, cpu_s, now_s, state == psutil.STATUS_STOPPED):
             text = f"{actor} gives no sign of life (runtime.heartbeat_timeout_s is {timeout_s:g})"
             self._report(actor, "unresponsive", text)
             self._down(actor, f"{text} and was killed")

@@ -21,25 +21,23 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
+import ray
 
 from offbeat.errors import OffbeatError, TrainError
 from offbeat.pacing.events import Broken, EvalDone, Event, RoundTrained, SegmentArrived
 from offbeat.roles import Evaluator
 from offbeat.runtime.base import thread_stacks
 from offbeat.runtime.learning import LazyEvaluator, LearnerExecutor
-from offbeat.runtime.ray_import import ray
 from offbeat.runtime.ray_placement import Placement
-from offbeat.runtime.serial import OneByOne, make_collector
-from offbeat.runtime.serve import CollectorServer, SyncTimeout
+from offbeat.runtime.serve import CollectorServer, OneByOne, SyncTimeout, describe, make_collector
 from offbeat.runtime.shared import checksum, pack_object, unpack_object
-from offbeat.runtime.spec import Assignment, RunSpec
-from offbeat.types import Array, Batch, RemoteData, Segment, StateTree, Ticket
+from offbeat.runtime.spec import Assignment, RunSpec, thread_limits
+from offbeat.types import Array, Batch, StateTree, Ticket
 
 Outcome = tuple[list[Event], list[Any]]
 """Events of a job, and the weights that it made, if any, or a reference to them."""
 _SMALL_BYTES = 1 << 16
 """Largest array that travels with a message: Ray would send it that way too, with more overhead."""
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _INTERNAL = (f"{os.sep}ray{os.sep}_private{os.sep}", f"{os.sep}concurrent{os.sep}")
 
 
@@ -57,7 +55,7 @@ class ProcessEnv:
     def take_over(self) -> None:
         """Find the user's modules, keep to the threads asked for, and write to the run's logs."""
         sys.path += [entry for entry in self.sys_path if entry not in sys.path]
-        os.environ |= {name: str(self.num_threads) for name in _THREADS}
+        os.environ |= thread_limits(self.num_threads)
         from threadpoolctl import threadpool_limits
 
         threadpool_limits(self.blas_threads, user_api="blas")
@@ -107,10 +105,8 @@ class Actor:
         try:
             self._env.take_over()
             self.make(pickle.loads(self._payload))
-        except OffbeatError as raised:
-            error = raised
-        except Exception:
-            error = traceback.format_exc().rstrip()
+        except Exception as raised:
+            error = raised if isinstance(raised, OffbeatError) else describe(raised)
         self._payload = b""
         node_id = ray.get_runtime_context().get_node_id()
         pids = self.pids() if error is None else {}
@@ -228,7 +224,7 @@ class CollectorActor(Actor):
             self._server.step()
             if not self._answers:
                 time.sleep(self._server.patience_s or 0.0)
-        return self._answers.popleft() if self._answers else (b"", None)
+        return self._answers.popleft() if self._answers else (cloudpickle.dumps(None), None)
 
     def _newest(self, at_least: int) -> tuple[int, Any]:
         sent, self._sent = self._sent, ()
@@ -239,26 +235,10 @@ class CollectorActor(Actor):
         if isinstance(event, SegmentArrived):
             segment = event.segment
             num_bytes = _num_bytes(segment.data)
-            carried = InlineData.pack(segment.data) if num_bytes <= _SMALL_BYTES else None
-            data = None if carried is not None else segment.data
-            event = SegmentArrived(replace(segment, data=carried), num_bytes, event.state)
+            if num_bytes > _SMALL_BYTES:
+                data, segment = segment.data, replace(segment, data=None)
+            event = SegmentArrived(segment, num_bytes, event.state)
         self._answers.append((bytes(cloudpickle.dumps(event)), data))
-
-
-class InlineData(RemoteData):
-    """Data of a small segment, which travels with what describes it."""
-
-    def __init__(self, packed: bytes) -> None:
-        self._packed = packed
-
-    @staticmethod
-    def pack(data: Any) -> InlineData:
-        """Make it ready to travel."""
-        return InlineData(bytes(cloudpickle.dumps(data)))
-
-    def fetch(self) -> Any:
-        """Unpack it."""
-        return pickle.loads(self._packed)
 
 
 def _num_bytes(data: Any) -> int:
@@ -335,7 +315,7 @@ class LearnerActor(SegmentStoreActor):
             )
         else:
             learner = spec.make_learner(state)
-        self._executor = LearnerExecutor(spec, learner, self._put_weights, self._events.append)
+        self._executor = LearnerExecutor(learner, self._put_weights, self._events.append)
 
     def pids(self) -> dict[str, int]:
         """The other ranks on this machine."""
@@ -361,7 +341,7 @@ class LearnerActor(SegmentStoreActor):
             return [Broken(TrainError(f"segments of round {batch.version} are not there: {error!r}"))], []
         data = iter(found)
         segments = (
-            _with_data(segment) if key is None else replace(segment, data=next(data))
+            segment if key is None else replace(segment, data=next(data))
             for segment, key in zip(batch.segments, keys, strict=True)
         )
         whole = replace(batch, segments=tuple(segments))
@@ -390,11 +370,6 @@ class LearnerActor(SegmentStoreActor):
         self._events.clear()
         self._references = []
         return events, references
-
-
-def _with_data(segment: Segment) -> Segment:
-    data = segment.data
-    return replace(segment, data=data.fetch()) if isinstance(data, InlineData) else segment
 
 
 def _portable(event: Event) -> Event:

@@ -11,13 +11,13 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import cloudpickle
+import ray
 
 from offbeat.config.models import RayConfig
 from offbeat.errors import ConfigError
 from offbeat.runtime.ray_actors import Actor, ProcessEnv
-from offbeat.runtime.ray_import import ray
 from offbeat.runtime.ray_placement import Node, Placement
+from offbeat.runtime.shared import pickled_role
 
 _BECAUSE = ("The actor is dead because", "The actor died because")
 _CONNECT_TIMEOUT_S = 0.5
@@ -169,13 +169,7 @@ def make_actor(kind: type[Actor], where: Placement, env: ProcessEnv, payload: An
     """Start an actor on its node, or on another when that is gone; return its handle."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    try:
-        packed = bytes(cloudpickle.dumps(payload))
-    except Exception as error:
-        raise ConfigError(
-            f"a role cannot be sent to a Ray actor ({error}): make it there with PerWorker(make), "
-            "or use runtime='threads'"
-        ) from error
+    packed = pickled_role(payload, "a role", "a Ray actor")
     named = dict(where.resources)
     options: dict[str, Any] = {"num_cpus": named.pop("CPU", 0.0), "num_gpus": named.pop("GPU", 0.0)}
     if "memory" in named:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from offbeat.errors import OffbeatError
+import ray
+
 from offbeat.runtime.ranks import Answer, Follower, Peer, PeerGone, RankAssignment, Request
 from offbeat.runtime.ray_actors import Actor, ProcessEnv, Started
 from offbeat.runtime.ray_cluster import LIFE, STACK_WAIT_S, cause_of, kill_actor, make_actor
-from offbeat.runtime.ray_import import ray
 from offbeat.runtime.ray_placement import Placement
+from offbeat.runtime.serve import describe
 from offbeat.runtime.spec import RunSpec
 
 
@@ -33,17 +33,15 @@ class RankActor(Actor):
         try:
             self._follower = Follower(self._assignment)
             return self._follower.up()
-        except OffbeatError as error:
-            return ("error", "while starting", str(error))
-        except Exception:
-            return ("error", "while starting", traceback.format_exc().rstrip())
+        except Exception as error:
+            return ("error", "while starting", describe(error))
 
     def serve(self, references: Sequence[Any]) -> Answer:
         """Carry out one request."""
         try:
             return self._follower.serve(ray.get(references[0]))
-        except Exception:
-            return ("error", "in a request", traceback.format_exc().rstrip())
+        except Exception as error:
+            return ("error", "in a request", describe(error))
 
 
 class RayPeer:

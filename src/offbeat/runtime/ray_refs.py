@@ -8,11 +8,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-import psutil
+import ray
 
 from offbeat.errors import LearnerLost
 from offbeat.runtime.ray_cluster import STORE, cause_of
-from offbeat.runtime.ray_import import ray
 from offbeat.runtime.ray_placement import Placement
 from offbeat.runtime.supervision import Pulse
 from offbeat.types import RemoteData, Segment, StateTree, Ticket
@@ -100,24 +99,6 @@ class CollectorRef:
     weights_version: int = -1
     waiting: deque[Ticket] = field(default_factory=deque)
     arriving: deque[PendingSegment] = field(default_factory=deque)
-
-
-@dataclass(slots=True, eq=False)
-class Evaluation:
-    """The evaluation that is asked for; it waits for its weights, then for the evaluator."""
-
-    version: int
-    actor: ActorRef
-
-
-def process_state(pid: int) -> tuple[float, bool]:
-    """Processor time that a process has used, and whether it is stopped."""
-    try:
-        process = psutil.Process(pid)
-        used = process.cpu_times()
-        return used.user + used.system, process.status() == psutil.STATUS_STOPPED
-    except psutil.Error:
-        return 0.0, False  # it has ended: its next answer tells
 
 
 def how_it_ended(actor: ActorRef, error: BaseException) -> str:
