@@ -280,3 +280,29 @@ def test_another_kind_of_runtime_can_be_registered(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(RUNTIMES, "mine", make_mine)
     make_runtime("mine").close()
     assert made == ["mine"]
+
+
+class MadeElsewhere:
+    """Cannot be unpickled, as if its module were not there."""
+
+    def __reduce__(self) -> Any:
+        return _fail_to_load, ()
+
+
+def _fail_to_load() -> None:
+    raise ModuleNotFoundError("no module named 'simulator'")
+
+
+def test_segment_that_cannot_be_read_is_its_collectors_fault() -> None:
+    with running("processes", lambda context: lambda ticket, weights: MadeElsewhere()) as runtime:
+        runtime.collect(Ticket(0, 0, 0, 0, seed=0))
+        (down,) = wait_for(runtime, CollectorDown)
+        assert (down.collector, down.raised) == (0, True)
+        assert "a segment of worker_0 could not be read" in down.reason
+        assert "no module named 'simulator'" in down.reason
+
+
+def test_each_report_of_stacks_has_the_current_ones_only() -> None:
+    with running("processes", Elsewhere) as runtime:
+        for _ in range(2):
+            assert runtime.stacks()["collector_0"].count("Current thread") == 1

@@ -12,13 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from offbeat.config.models import RuntimeConfig
-from offbeat.config.settings import Settings
 from offbeat.pacing.events import Event, Published
-from offbeat.roles import PerWorker
 from offbeat.runtime.checksum import weights_checksum
 from offbeat.runtime.learning import LearnerExecutor
-from offbeat.runtime.spec import RunSpec
 
 
 def tree() -> dict[str, Any]:
@@ -120,8 +116,6 @@ class Learner:
 
 @pytest.mark.parametrize("weights", [{"w": np.ones(3)}, {"w": torch.ones(3)}, object()])
 def test_what_is_published_carries_its_checksum(weights: Any) -> None:
-    settings = Settings(runtime=RuntimeConfig(kind="inline"))
-    spec = RunSpec(PerWorker(lambda _: None), PerWorker(lambda _: None), settings=settings)  # type: ignore[arg-type, return-value]
     events: list[Event] = []
     executor = LearnerExecutor(Learner(weights), lambda version, sent: None, events.append)  # type: ignore[arg-type]
     executor.publish(3)

@@ -108,7 +108,8 @@ class ThreadRuntime(LocalRuntime):
         def run(weights: Any) -> None:
             with keep_progress(progress, "evaluator"):
                 done = evaluator.run(weights, version, seed)
-            self._events.put(done)
+            if evaluator is self._evaluator:  # else it was given up
+                self._events.put(done)
 
         self._do(lambda: self._executor.send_weights(lambda weights: thread.submit(partial(run, weights))))
 
@@ -120,7 +121,7 @@ class ThreadRuntime(LocalRuntime):
         self._events.put(EvalDone(version, None, 0.0, reason))
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """Return everything that events, or nothing after the time-out."""
+        """Return everything that happened, or nothing after the time-out."""
         events: list[Event] = []
         with contextlib.suppress(queue.Empty):
             events.append(self._events.get(timeout=max(0.0, timeout_s)))
