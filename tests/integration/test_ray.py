@@ -42,7 +42,7 @@ from offbeat.runtime.ray import RayRuntime  # noqa: E402
 from offbeat.runtime.ray_actors import (  # noqa: E402
     PackedWeights,
     ProcessEnv,
-    ReplayStoreActor,
+    SegmentStoreActor,
     WeightsReader,
 )
 from offbeat.runtime.ray_cluster import Cluster  # noqa: E402
@@ -328,7 +328,7 @@ class Never:
 
 def test_data_that_does_not_come_is_given_up(shared_ray: None) -> None:
     never = ray.remote(concurrency_groups={"store": 1})(Never).options(num_cpus=0).remote()
-    keeper = ReplayStoreActor(ProcessEnv((), 1, 1, "", "", None), b"")
+    keeper = SegmentStoreActor(ProcessEnv((), 1, 1, "", "", None), b"")
     reason = keeper.put(1, [never.get.remote([1])], 0.2)
     assert reason is not None and "did not arrive within 0.2 s (async_training.sync_timeout)" in reason
     with pytest.raises(KeyError):

@@ -126,6 +126,11 @@ def close_learner(learner: Learner) -> None:
         learner.close()
 
 
+def with_stack(text: str, stack: str) -> str:
+    """Add to a text where its component was, if that is known."""
+    return f"{text}, it was here:\n{stack}" if stack else text
+
+
 def thread_stacks() -> dict[str, str]:
     """The stack of every thread of this process but the calling one, innermost call last."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}

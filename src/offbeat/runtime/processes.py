@@ -28,6 +28,7 @@ from offbeat.pacing.events import (
     HealthChanged,
     SegmentArrived,
 )
+from offbeat.runtime.base import with_stack
 from offbeat.runtime.children import WorkerProcess
 from offbeat.runtime.learning import JobThread, LocalRuntime
 from offbeat.runtime.serve import describe
@@ -145,9 +146,8 @@ class ProcessRuntime(LocalRuntime):
         if (collector := self._collectors.get(index)) is None:  # its `CollectorDown` is on the way
             return
         worker = collector.worker
-        stack = worker.stack()
-        where = f", it was here:\n{stack}" if stack else ""
-        self._collector_down(collector, f"{worker.name} (pid {worker.process.pid}) {reason}{where}")
+        text = f"{worker.name} (pid {worker.process.pid}) {reason}"
+        self._collector_down(collector, with_stack(text, worker.stack()))
 
     def close(self) -> None:
         """End all processes and threads, free all memory."""
@@ -245,8 +245,7 @@ class ProcessRuntime(LocalRuntime):
         if self._evaluator is None:
             self._events.append(EvalDone(version, None, 0.0, reason))
             return
-        stack = self._evaluator.stack()
-        self._evaluator_down(f"{reason}, it was here:\n{stack}" if stack else reason)
+        self._evaluator_down(with_stack(reason, self._evaluator.stack()))
 
     # ------------------------------------------------------------ what happens
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 from offbeat.errors import LearnerLost, OffbeatError, TrainError
 from offbeat.models.ranks import Rendezvous, RendezvousHost, TorchRanks, choose_backend, choose_device
 from offbeat.roles import Learner, PerWorker, WorkerContext
-from offbeat.runtime.base import ManyRanks
+from offbeat.runtime.base import ManyRanks, with_stack
 from offbeat.runtime.children import WorkerProcess
 from offbeat.runtime.shared import Address, Block, pack_object
 from offbeat.runtime.spec import RunSpec
@@ -372,9 +372,8 @@ class RankedLearner(ManyRanks):
         return LearnerLost(f"the learner lost a rank in {doing}: {self.lost[peer.name]}")
 
     def _silence(self, peer: Peer) -> str:
-        stack = peer.stack()
         text = f"{peer.name} did not answer within {self._timeout_s:g} s (learner.timeout_s)"
-        return f"{text}, it was here:\n{stack}" if stack else text
+        return with_stack(text, peer.stack())
 
 
 # ---------------------------------------------------------------- starting
@@ -417,8 +416,7 @@ def _expect(peers: Sequence[Peer], wanted: str, timeout_s: float) -> None:
         except PeerGone as error:
             raise LearnerLost(f"a rank of the learner ended while starting: {error}") from None
         if answer is None:
-            stack = peer.stack()
-            where = f", it was here:\n{stack}" if stack else ""
-            raise LearnerLost(f"{peer.name} did not start within {timeout_s:g} s (start_timeout_s){where}")
+            text = f"{peer.name} did not start within {timeout_s:g} s (start_timeout_s)"
+            raise LearnerLost(with_stack(text, peer.stack()))
         if answer[0] != wanted:
             raise TrainError(f"{peer.name} of the learner raised while starting:\n{answer[-1]}")

@@ -51,7 +51,7 @@ from offbeat.runtime.ray_actors import (
     EvaluatorActor,
     LearnerActor,
     ProcessEnv,
-    ReplayStoreActor,
+    SegmentStoreActor,
     Started,
 )
 from offbeat.runtime.ray_cluster import (
@@ -129,7 +129,7 @@ class RayRuntime:
         if spec.settings.learner.num_ranks > 1:
             self._then(self._learner.ask("ping", group=LIFE), partial(self._wait_for_ranks, self._learner))
         if spec.mode == "replay":
-            self._store = self._segment_store = self._make("store", ReplayStoreActor, "store", None)
+            self._store = self._segment_store = self._make("store", SegmentStoreActor, "store", None)
             self._report(self._store, "starting")
         for collector, start in enumerate(collectors):
             self.start_collector(collector, start)
@@ -178,20 +178,14 @@ class RayRuntime:
         """Make a collector's actor, on the same node as the one before if that is still there."""
         if (before := self._collectors.pop(collector, None)) is not None:
             self._end(before.actor)
-        self._move_if_gone(f"collector_{collector}")
-        actor = self._make(
-            f"collector_{collector}",
-            CollectorActor,
-            f"worker_{collector}",
-            self._spec.collector(collector, start),
-        )
-        self._collectors[collector] = CollectorRef(collector, actor)
-
-    def _move_if_gone(self, component: str) -> None:
+        component = f"collector_{collector}"
         placement = self._placements[component]
         if placement.node.id != self._node_id and not is_reachable(placement.node):
             taken = [actor.placement for actor in self._actors]
             self._placements[component] = another_placement(placement, taken, self._cluster.nodes())
+        payload = self._spec.collector(collector, start)
+        actor = self._make(component, CollectorActor, f"worker_{collector}", payload)
+        self._collectors[collector] = CollectorRef(collector, actor)
 
     def kill_collector(self, collector: int, reason: str) -> None:
         """Kill a collector that hangs, with its stack in the report."""
@@ -218,15 +212,12 @@ class RayRuntime:
         self._jobs.clear()
         self._published = (-1, [])
         here = [actor for actor in actors if actor.node_id == self._node_id]
-        self._wait_for_ends([pid for actor in here for pid in (actor.pid, *actor.pids.values())])
-        self._cluster.close()
-
-    def _wait_for_ends(self, pids: Sequence[int]) -> None:
         processes = []
-        for pid in pids:
+        for pid in (pid for actor in here for pid in (actor.pid, *actor.pids.values())):
             with contextlib.suppress(psutil.Error):
                 processes.append(psutil.Process(pid))
         psutil.wait_procs(processes, timeout=_CLOSE_TIMEOUT_S)
+        self._cluster.close()
 
     def stacks(self) -> dict[str, str]:
         """Return the stack that each actor reports."""
@@ -279,13 +270,15 @@ class RayRuntime:
         if collector.actor.is_gone:
             return
         if (error := future.exception()) is not None:
-            self._collect_failed(collector, error)
+            raised = isinstance(error, ray.exceptions.RayTaskError)  # what it collected cannot be sent
+            text = f"collector {collector.index} raised:\n{error}"
+            self._collector_down(collector, text if raised else how_it_ended(collector.actor, error), raised)
             return
         collector.num_sent -= 1
         try:
             event = pickle.loads(future.result())
-        except Exception as error:
-            text = f"a segment of {collector.actor} could not be read: {describe(error)}"
+        except Exception as unreadable:  # such as an object whose module is not there
+            text = f"a segment of {collector.actor} could not be read: {describe(unreadable)}"
             event = CollectorDown(collector.index, text, raised=True)
         match event:
             case SegmentArrived(segment, num_bytes, state):
@@ -296,12 +289,6 @@ class RayRuntime:
                 text = reason if raised else f"{collector.actor}: {reason}"
                 self._collector_down(collector, text, raised)
         self._send_tickets(collector)
-
-    def _collect_failed(self, collector: CollectorRef, error: BaseException) -> None:
-        if isinstance(error, ray.exceptions.RayTaskError):  # what it collected cannot be sent
-            self._collector_down(collector, f"collector {collector.index} raised:\n{error}", raised=True)
-        else:
-            self._collector_down(collector, how_it_ended(collector.actor, error))
 
     def _store_segment(self, collector: CollectorRef, pending: PendingSegment, data: Any) -> None:
         """Have the data brought to the learner's node, unless it came along."""
@@ -510,7 +497,8 @@ class RayRuntime:
         started: Started = future.result()
         actor.pid, actor.node_id, actor.pids = started.pid, started.node_id, started.pids
         if started.error is not None:
-            self._start_failed(actor, started.error)
+            text = f"{actor.component.replace('_', ' ')} raised while starting:\n{started.error}"
+            self._down(actor, text, started.error)
             return
         actor.is_up = True
         timeout_s = self._spec.settings.runtime.heartbeat_timeout_s or math.inf
@@ -522,26 +510,17 @@ class RayRuntime:
         else:
             self._report(actor, "up")
 
-    def _start_failed(self, actor: ActorRef, error: OffbeatError | str) -> None:
-        text = f"{actor.component.replace('_', ' ')} raised while starting:\n{error}"
-        if (collector := self._collector_of(actor)) is not None:
-            self._collector_down(collector, text, raised=True)
-        elif actor is self._evaluator:
-            self._evaluator_down(actor, text)
-        else:
-            self._events.append(Broken(error if isinstance(error, OffbeatError) else TrainError(text)))
-
-    def _collector_of(self, actor: ActorRef) -> CollectorRef | None:
-        return next((collector for collector in self._collectors.values() if collector.actor is actor), None)
-
-    def _down(self, actor: ActorRef, reason: str) -> None:
-        """Report that an actor of any role is gone."""
+    def _down(self, actor: ActorRef, reason: str, raised: OffbeatError | str | None = None) -> None:
+        """Report that an actor of any role is gone, or what it ``raised`` while starting."""
+        of_actor = (collector for collector in self._collectors.values() if collector.actor is actor)
         if actor is self._evaluator:
             self._evaluator_down(actor, reason)
+        elif (collector := next(of_actor, None)) is not None:
+            self._collector_down(collector, reason, raised=raised is not None)
+        elif raised is not None:
+            self._events.append(Broken(raised if isinstance(raised, OffbeatError) else TrainError(reason)))
         elif actor is self._learner or actor is self._store:
             self._store_down(actor, reason)
-        elif (collector := self._collector_of(actor)) is not None:
-            self._collector_down(collector, reason)
 
     def _end(self, actor: ActorRef) -> None:
         actor.is_gone = True

@@ -155,15 +155,11 @@ class PackedWeights:
         packed.write(data.data)
         return PackedWeights(version, checksum(data), data)
 
-    def check(self) -> None:
-        """Raise `SyncTimeout` when these are not the bytes that were sent."""
+    def unpack(self) -> tuple[int, Any]:
+        """The version and the weights, from a copy of the bytes; `SyncTimeout` if they are not those sent."""
         if checksum(self.data) != self.checksum:
             raise SyncTimeout(f"weights of version {self.version} arrived damaged")
-
-    def unpack(self) -> Any:
-        """The weights, from a copy of the bytes, which are checked first."""
-        self.check()
-        return unpack_object(self.data.copy())
+        return self.version, unpack_object(self.data.copy())
 
 
 class WeightsReader:
@@ -178,18 +174,17 @@ class WeightsReader:
     def get(self, at_least: int, sent: Sequence[Any]) -> tuple[int, Any]:
         """Take what was sent (weights or a reference in a list, empty: nothing new); return the newest."""
         if sent:
-            packed = sent[0] if isinstance(sent[0], PackedWeights) else self._fetch(sent[0])
-            self._have = (packed.version, packed.unpack())
+            self._have = self._fetch(sent[0])
         if self._have[0] < at_least:
             raise SyncTimeout(f"weights of version {at_least} were not sent, {self._have[0]} is the newest")
         return self._have
 
-    def _fetch(self, reference: Any) -> PackedWeights:
+    def _fetch(self, sent: Any) -> tuple[int, Any]:
         for attempt in range(1 + self._retries):
             try:
-                packed: PackedWeights = ray.get(reference, timeout=self._timeout_s)
-                packed.check()
-                return packed
+                is_here = isinstance(sent, PackedWeights)
+                packed: PackedWeights = sent if is_here else ray.get(sent, timeout=self._timeout_s)
+                return packed.unpack()
             except (ray.exceptions.RayError, SyncTimeout) as error:
                 reason = str(error).partition("\n")[0]
                 if attempt < self._retries:
@@ -251,12 +246,15 @@ def _num_bytes(data: Any) -> int:
 
 
 class SegmentStoreActor(Actor):
-    """Keeps segments that have arrived, by key, beside its other work: several threads call it."""
+    """Keeps segments that have arrived, by key, on the learner's node: several threads call it."""
 
     def __init__(self, env: ProcessEnv, payload: bytes) -> None:
         super().__init__(env, payload)
         self._kept: dict[int, Any] = {}
         self._lock = threading.Lock()
+
+    def make(self, payload: Any) -> None:
+        """There is nothing to make."""
 
     def put(self, key: int, references: Sequence[Any], timeout_s: float) -> str | None:
         """Bring a segment's data here and keep it; say why when that does not work."""
@@ -282,13 +280,6 @@ class SegmentStoreActor(Actor):
                 self._kept.pop(key, None)
 
 
-class ReplayStoreActor(SegmentStoreActor):
-    """Keeps the segments of a replay run, on the learner's node."""
-
-    def make(self, payload: Any) -> None:
-        """There is nothing to make."""
-
-
 # ---------------------------------------------------------------- learning
 
 
@@ -306,15 +297,12 @@ class LearnerActor(SegmentStoreActor):
         self._sync_timeout_s = spec.sync_timeout_s
         self._events: list[Event] = []
         self._references: list[Any] = []
+        launcher, host = None, "127.0.0.1"
         if placements:
             from offbeat.runtime.ray_ranks import RayRankLauncher
 
-            host = ray.util.get_node_ip_address()
-            learner = spec.make_learner(
-                state, launcher=RayRankLauncher(spec, placements, self._env), host=host
-            )
-        else:
-            learner = spec.make_learner(state)
+            launcher, host = RayRankLauncher(spec, placements, self._env), ray.util.get_node_ip_address()
+        learner = spec.make_learner(state, launcher=launcher, host=host)
         self._executor = LearnerExecutor(learner, self._put_weights, self._events.append)
 
     def pids(self) -> dict[str, int]:

@@ -57,7 +57,9 @@ class Cluster:
             try:
                 ray.init(**options)
             except (ConnectionError, RuntimeError, ValueError) as error:
-                raise ConfigError(_refusal(config, error)) from error
+                own = f"a Ray of its own could not be started: {error}"
+                address = config.address
+                raise ConfigError(own if address is None else _no_ray_at(address, error)) from error
         self._is_ours = True
 
     def nodes(self) -> list[Node]:
@@ -123,12 +125,6 @@ def _check_address(address: str) -> None:
             return
     except OSError as error:
         raise ConfigError(_no_ray_at(address, error)) from error
-
-
-def _refusal(config: RayConfig, error: Exception) -> str:
-    if config.address is None:
-        return f"a Ray of its own could not be started: {error}"
-    return _no_ray_at(config.address, error)
 
 
 def _no_ray_at(address: str, error: Exception) -> str:
