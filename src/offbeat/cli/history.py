@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,17 +114,6 @@ class _Reader:
         self._history = RunHistory()
         self._round = b""
         self._open: dict[str, Loss] = {}  # component -> its loss, until it is up again
-        self._takers: dict[str, Callable[[Record], None]] = {
-            "start": self._began,
-            "resume": self._began,
-            "health": self._health,
-            "worker_lost": self._worker_lost,
-            "eval": self._evaluated,
-            "stall": self._stalled,
-            "finish": self._finished,
-            "restart": self._restarted,
-            "rollback": self._restarted,
-        }
 
     def take(self, line: bytes) -> None:
         """Take one line. Rounds, by far the most, are not parsed but for three numbers."""
@@ -139,8 +128,22 @@ class _Reader:
             self._history.num_unreadable += 1
             return
         self._history.last_s, self._history.last_kind = time_s, kind
-        if kind in self._takers:
-            self._takers[kind](event)
+        match kind:
+            case "start" | "resume":
+                self._began(event)
+            case "health":
+                self._health(event)
+            case "worker_lost":
+                name, reason = f"collector_{event['lane']}", str(event.get("reason", ""))
+                self._lost(name, time_s, reason, "worker_lost")
+            case "eval":
+                self._history.evaluation = event
+            case "stall":
+                self._history.stall = event
+            case "finish":
+                self._history.finish = event
+            case "restart" | "rollback":
+                self._restarted(event)
 
     def end(self) -> RunHistory:
         """Return the history."""
@@ -163,27 +166,12 @@ class _Reader:
         history.round_times.clear()
         history.finish = None
 
-    def _evaluated(self, event: Record) -> None:
-        self._history.evaluation = event
-
-    def _stalled(self, event: Record) -> None:
-        self._history.stall = event
-
-    def _finished(self, event: Record) -> None:
-        self._history.finish = event
-
     def _restarted(self, event: Record) -> None:
         history = self._history
         history.num_restarts += 1
-        history.restarts.append(
-            Restart(
-                event["time"],
-                event["kind"],
-                event.get("version", 0),
-                str(event.get("reason", "")),
-                event.get("attempt", 1),
-            )
-        )
+        version, reason = event.get("version", 0), str(event.get("reason", ""))
+        restart = Restart(event["time"], event["kind"], version, reason, event.get("attempt", 1))
+        history.restarts.append(restart)
         history.finish = None
 
     # ------------------------------------------------------------ health
@@ -198,9 +186,6 @@ class _Reader:
             loss.seconds = event["time"] - loss.time_s
             component.restarts += 1
         component.state, component.since_s, component.detail = state, event["time"], detail
-
-    def _worker_lost(self, event: Record) -> None:
-        self._lost(f"collector_{event['lane']}", event["time"], str(event.get("reason", "")), "worker_lost")
 
     def _component(self, name: str) -> Component:
         return self._history.components.setdefault(name, Component(name))

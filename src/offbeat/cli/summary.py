@@ -39,16 +39,19 @@ def finish(result: Result, report: Report) -> None:
 
 def summary_rows(result: Result) -> dict[str, str]:
     """The summary by line: counts, times, quality, then the next commands."""
+    history = _history(result)
+    success = result.metrics.get("eval/success_rate")  # where the environment reports it
+    dropped = result.metrics.get("pace/dropped_samples", 0)
     rows = {
         "rounds": f"{result.rounds:,}",
         "environment steps": f"{result.env_steps:,}",
-        "wall time": _wall(result),
-        "steps per second": _rate(result),
+        "wall time": _wall(result, history),
+        "steps per second": f"{result.steps_per_s:,.0f}" if result.steps_per_s > 0 else "no round trained",
         "evaluation return": "not evaluated" if result.eval_return is None else f"{result.eval_return:.1f}",
-        **_success(result),
+        **({} if success is None else {"evaluation success": f"{success:.0%}"}),
         "max staleness": f"{result.max_staleness}{' (replayed)' if REPLAY_METRIC in result.metrics else ''}",
-        "dropped samples": _count(result, "pace/dropped_samples"),
-        **_losses(result),
+        "dropped samples": f"{dropped:,.0f}",
+        **(_losses(history) if history is not None else {}),
         "digest": result.digest,
         "run directory": str(result.run_dir),
     }
@@ -56,25 +59,15 @@ def summary_rows(result: Result) -> dict[str, str]:
     return rows | {verb: f"offbeat {verb} {run}" for verb in ("resume", "eval", "play", "replay")}
 
 
-def _success(result: Result) -> dict[str, str]:
-    """Return the success rate of the evaluation, where the environment reports it."""
-    share = result.metrics.get("eval/success_rate")
-    return {} if share is None else {"evaluation success": f"{share:.0%}"}
-
-
-def _wall(result: Result) -> str:
-    history = _history(result)
+def _wall(result: Result, history: RunHistory | None) -> str:
     here = f"{result.wall_s:.1f} s"
     if history is None or history.num_starts < 2 or history.began_s is None or history.last_s is None:
         return here
     return f"{here} since the last start, {history.last_s - history.began_s:.1f} s since the first"
 
 
-def _losses(result: Result) -> dict[str, str]:
+def _losses(history: RunHistory) -> dict[str, str]:
     """Return the losses and restarts of the whole run, a line each: the newest, and a count of the others."""
-    history = _history(result)
-    if history is None or not history.num_losses + history.num_restarts:
-        return {}
     shown = [_loss(loss) for loss in list(history.losses)[-_MOST_LOSSES:]]
     if (hidden := history.num_losses - len(shown)) > 0:
         shown.insert(0, f"{hidden} earlier ones: see `offbeat status`")
@@ -97,12 +90,3 @@ def _loss(loss: Loss) -> str:
     reason = loss.reason.partition("\n")[0] or "for an unknown reason"
     again = "" if loss.seconds is None else f", replaced after {loss.seconds:.1f} s"
     return f"{loss.component}{again}: {reason}"
-
-
-def _rate(result: Result) -> str:
-    return f"{result.steps_per_s:,.0f}" if result.steps_per_s > 0 else "no round trained"
-
-
-def _count(result: Result, name: str) -> str:
-    value = result.metrics.get(name)
-    return f"{value:,.0f}" if isinstance(value, int | float) else "0"
