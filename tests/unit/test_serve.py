@@ -11,8 +11,9 @@ import pytest
 
 from offbeat.errors import EnvError
 from offbeat.pacing.events import CollectorDown, CollectorUp, SegmentArrived
-from offbeat.roles import Collector
+from offbeat.roles import Collector, PerWorker, WorkerContext
 from offbeat.runtime.serve import CollectorServer, SyncTimeout, as_collector, serve, start
+from offbeat.runtime.spec import Assignment
 from offbeat.types import Progress, Segment, Ticket
 
 
@@ -163,7 +164,8 @@ class Scripted:
 
 def test_loop_blocks_only_when_there_is_nothing_to_do() -> None:
     posted: list[Any] = []
-    made = start(1, lambda: as_collector(lambda t, w: t.number), lambda least: (0, None), posted.append)
+    role = PerWorker(lambda context: lambda ticket, weights: ticket.number)
+    made = start(Assignment(role, WorkerContext(1, 2, seed=0)), lambda least: (0, None), posted.append)
     assert made is not None
     inbox = Scripted([ticket(0), ticket(1)], [], [ticket(2)], None)
     serve(made, inbox)
@@ -183,10 +185,11 @@ def test_loop_comes_back_to_a_collector_that_waits_while_it_holds_a_ticket() -> 
 def test_collector_that_cannot_be_made_is_told() -> None:
     posted: list[Any] = []
 
-    def make() -> Collector:
+    def make(context: WorkerContext) -> Collector:
         raise RuntimeError("no display")
 
-    assert start(3, make, lambda least: (0, None), posted.append) is None
+    assignment = Assignment(PerWorker(make), WorkerContext(3, 4, seed=0))
+    assert start(assignment, lambda least: (0, None), posted.append) is None
     (down,) = posted
     assert down.raised
     assert down.reason.startswith("collector 3 raised while starting:\nTraceback")

@@ -11,7 +11,7 @@ from typing import Any
 from offbeat.pacing.events import CollectorDown, Event
 from offbeat.runtime.base import keep_progress
 from offbeat.runtime.learning import LazyEvaluator, LocalRuntime
-from offbeat.runtime.serve import CollectorServer, make_collector, start
+from offbeat.runtime.serve import CollectorServer, start
 from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.types import StateTree, Ticket
 
@@ -40,7 +40,7 @@ class InlineRuntime(LocalRuntime):
     def start_collector(self, index: int, state: CollectorState) -> None:
         """Make a collector."""
         assignment = self._spec.collector(index, state)
-        server = start(index, lambda: make_collector(assignment), self._newest, self._events.append)
+        server = start(assignment, self._newest, self._events.append)
         if server is not None:
             self._servers[index] = server
 

@@ -29,10 +29,10 @@ from offbeat.roles import Evaluator
 from offbeat.runtime.base import thread_stacks
 from offbeat.runtime.learning import LazyEvaluator, LearnerExecutor
 from offbeat.runtime.ray_placement import Placement
-from offbeat.runtime.serve import CollectorServer, OneByOne, SyncTimeout, describe, make_collector
+from offbeat.runtime.serve import CollectorServer, SyncTimeout, describe, make_collector
 from offbeat.runtime.shared import checksum, pack_object, unpack_object
 from offbeat.runtime.spec import Assignment, RunSpec, thread_limits
-from offbeat.types import Array, Batch, StateTree, Ticket
+from offbeat.types import Array, ArraySpec, Batch, StateTree, Ticket
 
 Outcome = tuple[list[Event], list[Any]]
 """Events of a job, and the weights that it made, if any, or a reference to them."""
@@ -203,11 +203,7 @@ class CollectorActor(Actor):
         self._weights = WeightsReader(payload)
         self._sent: Sequence[Any] = ()
         self._answers: deque[tuple[bytes, Any]] = deque()
-        collector = make_collector(payload)
-        if isinstance(collector, OneByOne) and collector.specs is not None:
-            # One set of arrays for all segments: Ray copies an answer before the next ticket begins.
-            arrays = {name: spec.empty() for name, spec in collector.specs.items()}
-            collector.allocate = lambda: dict(arrays)
+        collector = make_collector(payload, _allocate_once)
         self.capacity = collector.capacity
         self._server = CollectorServer(payload.context.collector, collector, self._newest, self._post)
 
@@ -234,6 +230,12 @@ class CollectorActor(Actor):
                 data, segment = segment.data, replace(segment, data=None)
             event = SegmentArrived(segment, num_bytes, event.state)
         self._answers.append((bytes(cloudpickle.dumps(event)), data))
+
+
+def _allocate_once(specs: dict[str, ArraySpec]) -> Callable[[], dict[str, Array]]:
+    """One set of arrays for all segments: Ray copies an answer before the next ticket begins."""
+    arrays = {name: spec.empty() for name, spec in specs.items()}
+    return lambda: dict(arrays)
 
 
 def _num_bytes(data: Any) -> int:

@@ -24,6 +24,7 @@ Post = Callable[[CollectorUp | CollectorDown | SegmentArrived], None]
 Newest = Callable[[int], tuple[int, Any]]
 """Returns the newest weights and their version, which is the given one at least; may raise `SyncTimeout`."""
 
+AllocateFor = Callable[[dict[str, ArraySpec]], Callable[[], dict[str, Array]]]
 _SHORT_S, _LONG_S = 0.001, 0.02
 
 
@@ -116,10 +117,13 @@ class CollectorServer:
             self._post(CollectorDown(self._index, text, raised=True))
 
 
-def start(index: int, make: Callable[[], Collector], newest: Newest, post: Post) -> CollectorServer | None:
+def start(
+    assignment: Assignment[Any], newest: Newest, post: Post, allocate_for: AllocateFor | None = None
+) -> CollectorServer | None:
     """Make a collector and its server; post that it is up, or what it raised (None)."""
+    index = assignment.context.collector
     try:
-        collector = make()
+        collector = make_collector(assignment, allocate_for)
         up = CollectorUp(index, collector.capacity)
     except Exception as error:
         text = f"collector {index} raised while starting:\n{describe(error)}"
@@ -234,9 +238,14 @@ def as_collector(made: Any) -> Collector:
     return OneByOne(made if isinstance(made, SerialCollector) else PlainCollector(made))
 
 
-def make_collector(assignment: Assignment[Any]) -> Collector:
-    """Make a collector as its assignment says, from its saved state if there is one."""
+def make_collector(assignment: Assignment[Any], allocate_for: AllocateFor | None = None) -> Collector:
+    """Make a collector as its assignment says, from its saved state if there is one.
+
+    ``allocate_for`` returns what makes the arrays of a segment, for a collector that writes in place.
+    """
     collector = as_collector(assignment.role.make(assignment.context))
+    if allocate_for is not None and isinstance(collector, OneByOne) and collector.specs is not None:
+        collector.allocate = allocate_for(collector.specs)
     if assignment.state is not None:
         collector.load_state_dict(assignment.state)
     return collector

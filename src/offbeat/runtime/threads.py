@@ -14,7 +14,7 @@ from offbeat.errors import OffbeatError, StallError
 from offbeat.pacing.events import Broken, EvalDone, Event
 from offbeat.runtime.base import keep_progress
 from offbeat.runtime.learning import JobThread, LazyEvaluator, LocalRuntime
-from offbeat.runtime.serve import make_collector, serve, start
+from offbeat.runtime.serve import serve, start
 from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.types import StateTree, Ticket
 
@@ -76,7 +76,7 @@ class ThreadRuntime(LocalRuntime):
 
         def run() -> None:
             try:
-                server = start(index, lambda: make_collector(assignment), self._newest, post)
+                server = start(assignment, self._newest, post)
                 if server is not None:
                     serve(server, inbox)
             except BaseException as error:  # such as SystemExit, which would end this thread without a word

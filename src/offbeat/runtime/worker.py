@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from offbeat.pacing.events import CollectorDown, CollectorUp, SegmentArrived
-from offbeat.roles import Collector, Evaluator, progress_to
+from offbeat.roles import Evaluator, progress_to
 from offbeat.runtime.learning import LazyEvaluator
-from offbeat.runtime.serve import OneByOne, SyncTimeout, describe, make_collector, serve, start
+from offbeat.runtime.serve import SyncTimeout, describe, serve, start
 from offbeat.runtime.shared import Address, Block, copy_object, newest_version, read_weights
 from offbeat.runtime.spec import Assignment
 from offbeat.runtime.wire import DOWN, LOST, UP, SegmentWriter, WorkerInput, pack_text, write_all
+from offbeat.types import Array, ArraySpec
 
 if TYPE_CHECKING:
     from offbeat.runtime.ranks import RankAssignment
@@ -69,24 +70,19 @@ class CollectorHost:
         self._inbox = WorkerInput(descriptor, assignment.context.collector)
         self._weights = Weights(assignment.sync_timeout_s)
         self._segments = SegmentWriter(None)
-        self._specs: Any = None
+        self._specs: dict[str, ArraySpec] | None = None
 
     def run(self) -> None:
         """Make the collector and serve it, until the driver wants no more or it raised."""
-        index = self._assignment.context.collector
-        server = start(index, self._make, self._newest, self._post)
+        server = start(self._assignment, self._newest, self._post, self._allocate_for)
         if server is not None:
             serve(server, self._inbox)
         while self._inbox.receive(None) is not None:
             pass  # segments that were sent can be read for as long as this process lives
 
-    def _make(self) -> Collector:
-        collector = make_collector(self._assignment)
-        if isinstance(collector, OneByOne) and collector.specs is not None:
-            self._specs = collector.specs
-            self._segments = SegmentWriter(self._specs)
-            collector.allocate = self._segments.arrays
-        return collector
+    def _allocate_for(self, specs: dict[str, ArraySpec]) -> Callable[[], dict[str, Array]]:
+        self._specs, self._segments = specs, SegmentWriter(specs)
+        return self._segments.arrays
 
     def _newest(self, at_least: int) -> tuple[int, Any]:
         assert self._inbox.weights is not None, "a ticket came before any weights"
