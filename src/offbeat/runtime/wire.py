@@ -132,7 +132,7 @@ class DriverInput:
 
 def pack_text(kind: int, extra: bytes, capacity: int = 0) -> bytes:
     """Pack a start or an end with what belongs to it."""
-    return _TO_DRIVER.pack(*ToDriver(kind, capacity, num_bytes=len(extra))) + extra
+    return _TO_DRIVER.pack(kind, capacity, 0, 0, 0, 0, len(extra), 0.0) + extra
 
 
 # ---------------------------------------------------------------- segments in blocks
