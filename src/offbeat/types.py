@@ -82,7 +82,7 @@ class Segment:
     data: Any
     versions: NDArray[np.int64]
     units: Mapping[str, int] = field(default_factory=dict)
-    episodes: Episodes = field(default_factory=Episodes)
+    episodes: Episodes = Episodes()
     collect_s: float = 0.0
     partial: bool = False
 

@@ -158,7 +158,7 @@ class Deaf(Coordinator):
 
     def _publish_failed(self, version: int, reason: str, now_s: float) -> None:
         super()._publish_failed(version, reason, now_s)
-        self._publishing.retry_at_s = None
+        self._retry_publish_at_s = None
 
 
 class Gateless(Coordinator):

@@ -77,40 +77,22 @@ class Pace(Protocol):
 
     rollbacks: int
     """Times the run went back to collect other samples: seeds of tickets depend on it."""
-
-    @property
-    def version(self) -> int:
-        """Rounds trained so far."""
-        ...
-
-    @property
-    def rounds(self) -> int:
-        """Rounds that the run is to train."""
-        ...
-
-    @property
-    def degree(self) -> int:
-        """k now in force."""
-        ...
-
-    @property
-    def published(self) -> int:
-        """Newest version collectors can get; -1 before the first publish."""
-        ...
+    version: int
+    """Rounds trained so far."""
+    rounds: int
+    """Rounds that the run is to train."""
+    degree: int
+    """k now in force."""
+    published: int
+    """Newest version collectors can get; -1 before the first publish."""
+    eval_skipped: int
+    """Evaluations that a slow evaluator passed over."""
+    warm_at_s: float
+    """Earliest time of the first round; minus infinity once it has started."""
 
     @property
     def num_up(self) -> int:
         """Collectors that are up."""
-        ...
-
-    @property
-    def eval_skipped(self) -> int:
-        """Evaluations that a slow evaluator passed over."""
-        ...
-
-    @property
-    def warm_at_s(self) -> float:
-        """Earliest time of the first round; minus infinity once it has started."""
         ...
 
     @property

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from offbeat.errors import PromiseBroken
@@ -36,92 +36,57 @@ from offbeat.pacing.events import (
     StopRequested,
 )
 from offbeat.pacing.intset import IntSet
-from offbeat.pacing.ledger import DROPPED, LOST, READY, RUNNING, TRAINED, Counts, Ledger
+from offbeat.pacing.ledger import LOST, READY, RUNNING, Counts, Ledger
 from offbeat.seeding import derive_seed, reseed
-from offbeat.types import Segment, Ticket
+from offbeat.types import Ticket
 
 Feasible = Callable[[Mapping[int, int], int, int], bool]
-
-
-@dataclass(slots=True)
-class _Publishing:
-    """State of publishing: the version collectors have, the one under way, failures in a row.
-
-    ``under_way`` is the newest version on its way; a slow publisher may have older ones before it.
-    """
-
-    published: int = -1
-    under_way: int | None = None
-    failures: int = 0
-    retry_at_s: float | None = None
-
-
-@dataclass(slots=True)
-class _Evaluating:
-    """State of evaluation. ``due`` is the newest version that asked for one and did not get it yet."""
-
-    running: int | None = None
-    newest: int | None = None
-    due: bool = False
-    skipped: int = 0
 
 
 class Coordinator:
     """Decides what may happen next: a `Pace`.
 
-    Carry out the actions that `start`, `apply` and `decide` return, in order. ``rollbacks`` counts how often
-    the run went back to collect other samples: it changes the seeds of tickets.
+    Carry out the actions that `start`, `apply` and `decide` return, in order. Its attributes are those of a
+    `Pace`, for reading; ``finished`` is true once `Finish` was returned.
     """
 
     def __init__(self, config: PaceConfig, rule: Feasible = feasible) -> None:
         self.config = config
+        self.rounds = config.rounds
         self.version = 0
+        self.degree = 0
+        self.published = -1
         self.rollbacks = 0
         self.ledger = Ledger()
+        self.warm_at_s = -math.inf
+        self.finished = False
         self._rule = rule
         self._auto: AutoDial | None = None
-        self._degree = 0
         self._turn(config.off_policy_degree)
         self._training: tuple[int, ...] | None = None
         self._versions: dict[int, int] = {}  # ticket -> oldest version that really produced its segment
         self._up: dict[int, int] = {}  # collector -> tickets it wants to hold
         self._free = IntSet()  # collectors that are up and hold fewer
         self._returned = IntSet()  # lost tickets whose own collector is up
-        self._publishing = _Publishing()
-        self._evaluating = _Evaluating()
+        # The newest version on its way; a slow publisher may have older ones before it.
+        self._publishing: int | None = None
+        self._num_publish_failures = 0  # in a row
+        self._retry_publish_at_s: float | None = None
+        self.eval_skipped = 0
+        self._evaluating: int | None = None
+        self._newest_evaluated: int | None = None
+        self._eval_due = False  # of the newest version that asked for one and did not get it yet
         self._gates = GatesSet(collect=False, until=0) if config.stepwise else GatesSet()
         self._checkpointed = 0
-        self._checkpointed_at_s: float | None = None
+        self._checkpointed_at_s = math.inf
         self._checkpoint_due = False
         self._round_ended = False  # since the last decision
-        self._issued_at_s: float | None = None
-        self._warm_at_s: float | None = None
+        self._issued_at_s = -math.inf
         self._stop_reason: str | None = None
         self._goal: str | None = None
         self._failed = False
-        self._finished = False
 
     # ------------------------------------------------------------ properties
-
-    @property
-    def rounds(self) -> int:
-        """Rounds that the run is to train."""
-        return self.config.rounds
-
-    @property
-    def degree(self) -> int:
-        """k now in force."""
-        return self._degree
-
-    @property
-    def published(self) -> int:
-        """Newest version collectors can get; -1 before the first publish."""
-        return self._publishing.published
-
-    @property
-    def eval_skipped(self) -> int:
-        """Evaluations that a slow evaluator passed over."""
-        return self._evaluating.skipped
 
     @property
     def num_up(self) -> int:
@@ -129,25 +94,20 @@ class Coordinator:
         return len(self._up)
 
     @property
-    def finished(self) -> bool:
-        """True once `Finish` was returned."""
-        return self._finished
-
-    @property
     def is_ending(self) -> bool:
         """True when no further round starts: all are trained, or the run was asked to end."""
         asked = self._stop_reason is not None or self._goal is not None
-        return asked or self._finished or self.version >= self.config.rounds
+        return asked or self.finished or self.version >= self.rounds
 
     @property
     def is_publishing(self) -> bool:
         """True while weights are on their way to collectors, or wait to be tried again."""
-        return self._publishing.under_way is not None or self._publishing.retry_at_s is not None
+        return self._publishing is not None or self._retry_publish_at_s is not None
 
     @property
     def is_held(self) -> bool:
         """True when nothing is under way, and nothing will be before a gate is opened."""
-        is_busy = self._training is not None or self._evaluating.running is not None or self.is_publishing
+        is_busy = self._training is not None or self._evaluating is not None or self.is_publishing
         out = self.ledger.num(RUNNING) + self.ledger.num(LOST)
         if is_busy or out or self.is_ending or self.published < 0:
             return False
@@ -157,11 +117,6 @@ class Coordinator:
     def next_round(self) -> int:
         """The first round that is not yet being trained."""
         return self.version + (self._training is not None)
-
-    @property
-    def warm_at_s(self) -> float:
-        """Earliest time at which the first round may start; long ago once it has."""
-        return self._warm_at_s if self.version == 0 and self._warm_at_s is not None else -math.inf
 
     def counts(self) -> Counts:
         """Tickets by fate."""
@@ -173,7 +128,7 @@ class Coordinator:
 
     def can_train(self, now_s: float) -> bool:
         """Return True if the next round could start now, apart from its gate."""
-        is_busy = self._training is not None or self._blocked_by_eval() or self._is_warming_up(now_s)
+        is_busy = self._training is not None or self._blocked_by_eval() or now_s < self.warm_at_s
         return not (is_busy or self.is_ending or self.published < 0) and self._has_round()
 
     def waiting_for(self) -> str:
@@ -181,46 +136,41 @@ class Coordinator:
         if self._training is not None:
             return f"round {self.version} is being trained by the learner"
         if self._blocked_by_eval():
-            return f"training waits for the evaluation of version {self._evaluating.running}"
-        if self._publishing.under_way is not None:
-            return f"collectors wait for version {self._publishing.under_way} to be published"
+            return f"training waits for the evaluation of version {self._evaluating}"
+        if self._publishing is not None:
+            return f"collectors wait for version {self._publishing} to be published"
         counts = self.counts()
         running = self.ledger.with_status(RUNNING) + self.ledger.with_status(LOST)
         if running:
             names = ", ".join(f"ticket {t.number} on collector {t.collector}" for t in running[:8])
             return f"round {self.version} waits for segments ({counts.ready} ready), still out: {names}"
         if self.is_held:
-            return self._held_by()
+            if self._has_round():
+                return f"round {self.version} could be trained and waits for sync_update()"
+            segments = f"segments: {counts.ready} ready, none being collected"
+            return f"round {self.version} waits for enable_data_collection() ({segments})"
         down = sorted(set(range(self.config.num_collectors)) - self._up.keys())
         if not down and self.version == 0 and self.config.warmup_s:
             return f"round 0 waits until {self.config.warmup_s:g} s of warm-up are over"
         return f"round {self.version} waits for collectors {down} to start"
 
-    def _held_by(self) -> str:
-        if self._has_round():
-            return f"round {self.version} could be trained and waits for sync_update()"
-        segments = f"segments: {self.ledger.num(READY)} ready, none being collected"
-        return f"round {self.version} waits for enable_data_collection() ({segments})"
-
     def wake_at_s(self, now_s: float) -> float | None:
         """Time after ``now_s`` at which to decide again although no event came; None: not needed."""
-        if self._finished:
+        if self.finished:
             return None
-        times = []
-        if self._publishing.retry_at_s is not None and self._training is None:
-            times.append(self._publishing.retry_at_s)
-        if self.config.issue_interval_s and self._issued_at_s is not None:
-            times.append(self._issued_at_s + self.config.issue_interval_s)
-        times.append(self.warm_at_s)
-        return min((time for time in times if time > now_s), default=None)
+        times = [self.warm_at_s, self._issued_at_s + self.config.issue_interval_s]
+        if self._retry_publish_at_s is not None and self._training is None:
+            times.append(self._retry_publish_at_s)
+        return min([time for time in times if time > now_s], default=None)
 
     # ------------------------------------------------------------ events
 
     def start(self, now_s: float) -> Sequence[Action]:
         """Start, or continue after `load_state_dict`: publish what the learner has, evaluate what was due."""
         self._checkpointed_at_s = now_s
-        self._warm_at_s = now_s + self.config.warmup_s
-        if self.version >= self.config.rounds:
+        if self.version == 0:
+            self.warm_at_s = now_s + self.config.warmup_s
+        if self.version >= self.rounds:
             return self.decide(now_s)
         actions: list[Action] = [self._publish()]
         self._evaluate_if_due(actions)
@@ -233,7 +183,10 @@ class Coordinator:
         """
         match event:
             case SegmentArrived(segment):
-                self._arrived(segment)
+                ticket = self.ledger.arrive(segment.ticket.number)
+                self._versions[ticket.number] = segment.oldest_version
+                if len(self.ledger.running_on[ticket.collector]) < self._up.get(ticket.collector, 0):
+                    self._free.add(ticket.collector)
             case Issued():
                 pass  # known already, and as frequent as arrivals
             case CollectorUp(collector, capacity):
@@ -246,12 +199,15 @@ class Coordinator:
             case RoundTrained():
                 return self._round_trained(event, now_s)
             case Published(version):
-                self._published(version)
+                self.published = max(self.published, version)
+                self._num_publish_failures = 0
+                if version == self._publishing:
+                    self._publishing = None
             case PublishFailed(version, reason):
                 self._publish_failed(version, reason, now_s)
             case EvalDone(version):
-                if self._evaluating.running == version:
-                    self._evaluating.running = None
+                if self._evaluating == version:
+                    self._evaluating = None
             case DialTurned(degree):
                 self._turn(degree)
             case GatesSet():
@@ -261,12 +217,6 @@ class Coordinator:
             case GoalReached(reason):
                 self._goal = self._goal or reason
         return ()
-
-    def _arrived(self, segment: Segment) -> None:
-        number = segment.ticket.number
-        ticket = self.ledger.arrive(number)
-        self._versions[number] = segment.oldest_version
-        self._update_free(ticket.collector)
 
     def _collector_up(self, collector: int, capacity: int) -> None:
         self._up[collector] = capacity
@@ -295,14 +245,26 @@ class Coordinator:
             del self._versions[number]
         self._training = None
         self.version = event.version
+        self.warm_at_s = -math.inf
         self._check_conservation()
         if self._auto is not None:
-            self._degree = self._auto.update(event.signals)
-        self._note_checkpoint(now_s)
-        self._note_evaluation()
-        self._round_ended = True
-        is_due = self.version % self.config.publish_interval == 0 or self._publishing.retry_at_s is not None
+            self.degree = self._auto.update(event.signals)
+        self._note_what_is_due(now_s)
+        is_due = self.version % self.config.publish_interval == 0 or self._retry_publish_at_s is not None
         return (self._publish(),) if is_due else ()
+
+    def _note_what_is_due(self, now_s: float) -> None:
+        """Note a checkpoint, by rounds or by time, and an evaluation; one that is still due is skipped."""
+        config, version = self.config, self.version
+        by_rounds = config.checkpoint_interval is not None and version % config.checkpoint_interval == 0
+        every_s = config.checkpoint_interval_s
+        by_time = every_s is not None and now_s - self._checkpointed_at_s >= every_s
+        self._checkpoint_due |= by_rounds or by_time
+        by_rounds = config.eval_interval is not None and version % config.eval_interval == 0
+        if by_rounds or (version == config.rounds and config.eval_at_end):
+            self.eval_skipped += self._eval_due
+            self._eval_due = True
+        self._round_ended = True
 
     def _check_conservation(self) -> None:
         counts = self.ledger.check()
@@ -312,97 +274,65 @@ class Coordinator:
     def _turn(self, degree: int) -> None:
         self.config.check_degree(degree)
         if degree == AUTO:
-            self._auto = AutoDial(AutoConfig(maximum=self.config.auto_max), degree=self._degree)
-            self._degree = self._auto.degree
+            self._auto = AutoDial(AutoConfig(maximum=self.config.auto_max), degree=self.degree)
+            self.degree = self._auto.degree
         else:
-            self._auto, self._degree = None, degree
+            self._auto, self.degree = None, degree
 
     # ------------------------------------------------------------ publishing, checkpoints, evaluation
 
     def _publish(self) -> Publish:
-        self._publishing.under_way = self.version
-        self._publishing.retry_at_s = None
+        self._publishing = self.version
+        self._retry_publish_at_s = None
         return Publish(self.version)
 
-    def _published(self, version: int) -> None:
-        publishing = self._publishing
-        publishing.published = max(publishing.published, version)
-        publishing.failures = 0
-        if version == publishing.under_way:
-            publishing.under_way = None
-
     def _publish_failed(self, version: int, reason: str, now_s: float) -> None:
-        publishing = self._publishing
-        publishing.failures += 1
-        if publishing.failures > self.config.max_publish_retries:
+        self._num_publish_failures += 1
+        if self._num_publish_failures > self.config.max_publish_retries:
             self._failed = True
-            self._stop_reason = f"publishing weights failed {publishing.failures} times: {reason}"
-        if version == publishing.under_way:
-            publishing.under_way = None
-            publishing.retry_at_s = now_s + self.config.publish_retry_delay_s
-
-    def _retry_publish(self, now_s: float, actions: list[Action]) -> None:
-        retry_at_s = self._publishing.retry_at_s
-        if retry_at_s is not None and now_s >= retry_at_s and self._training is None:
-            actions.append(self._publish())
-
-    def _note_checkpoint(self, now_s: float) -> None:
-        """Note at the end of a round whether a checkpoint is due, by rounds or by time."""
-        every, every_s = self.config.checkpoint_interval, self.config.checkpoint_interval_s
-        by_rounds = every is not None and self.version % every == 0
-        since_s = now_s if self._checkpointed_at_s is None else self._checkpointed_at_s
-        by_time = every_s is not None and now_s - since_s >= every_s
-        self._checkpoint_due |= by_rounds or by_time
-
-    def _checkpoint_if_due(self, now_s: float, actions: list[Action]) -> None:
-        """Take a checkpoint that is due at a version that is published.
-
-        A run that is resumed publishes what it has: only of such a version collectors had the weights too, so
-        that the run continues as it would have.
-        """
-        if self._checkpoint_due and self.version % self.config.publish_interval == 0:
-            self._checkpoint(now_s, actions)
+            self._stop_reason = f"publishing weights failed {self._num_publish_failures} times: {reason}"
+        if version == self._publishing:
+            self._publishing = None
+            self._retry_publish_at_s = now_s + self.config.publish_retry_delay_s
 
     def _checkpoint(self, now_s: float, actions: list[Action]) -> None:
         self._checkpointed, self._checkpointed_at_s, self._checkpoint_due = self.version, now_s, False
         actions.append(Checkpoint(self.version))
 
-    def _note_evaluation(self) -> None:
-        """Note at the end of a round whether an evaluation is due; one that is still due is passed over."""
-        every, last = self.config.eval_interval, self.version == self.config.rounds
-        if (every is not None and self.version % every == 0) or (last and self.config.eval_at_end):
-            self._evaluating.skipped += self._evaluating.due
-            self._evaluating.due = True
-
     def _evaluate_if_due(self, actions: list[Action]) -> None:
         """Start an evaluation that is due, unless one is running or the run is about to stop."""
-        if self._evaluating.due and self._evaluating.running is None and self._stop_reason is None:
-            self._evaluating.due = False
-            self._evaluating.running = self._evaluating.newest = self.version
+        if self._eval_due and self._evaluating is None and self._stop_reason is None:
+            self._eval_due = False
+            self._evaluating = self._newest_evaluated = self.version
             actions.append(Evaluate(self.version, blocking=not self.config.async_eval))
 
     def _blocked_by_eval(self) -> bool:
-        return self._evaluating.running is not None and not self.config.async_eval
+        return self._evaluating is not None and not self.config.async_eval
 
     # ------------------------------------------------------------ decisions
 
     def decide(self, now_s: float) -> Sequence[Action]:
         """Return the actions that the events so far allow, in order."""
         actions: list[Action] = []
-        if self._finished:
+        if self.finished:
             return actions
         if self._round_ended:  # what its end made due comes before the next round begins
             self._round_ended = False
-            self._checkpoint_if_due(now_s, actions)
+            # A resumed run publishes what it has. So only a version that is published is saved: collectors
+            # had its weights too, and the run continues as it would have.
+            if self._checkpoint_due and self.version % self.config.publish_interval == 0:
+                self._checkpoint(now_s, actions)
             self._evaluate_if_due(actions)
         if self.is_ending:
             self._wind_up(now_s, actions)
             return actions
-        self._retry_publish(now_s, actions)
-        if self._blocked_by_eval() or self._publishing.published < 0:
+        retry_at_s = self._retry_publish_at_s
+        if retry_at_s is not None and now_s >= retry_at_s and self._training is None:
+            actions.append(self._publish())
+        if self._blocked_by_eval() or self.published < 0:
             return actions
         self._reissue_lost(actions)
-        if not self._is_warming_up(now_s) and self._may_begin_round():
+        if now_s >= self.warm_at_s and self._may_begin_round():
             self._train_if_allowed(actions)
         if self._may_collect():
             self._issue_what_is_allowed(now_s, actions)
@@ -414,11 +344,11 @@ class Coordinator:
         if self._checkpointed != self.version and self.config.checkpoint_at_end:
             self._checkpoint(now_s, actions)
         if self._goal is not None and self.config.eval_at_end:
-            self._evaluating.due |= self._evaluating.newest != self.version
+            self._eval_due |= self._newest_evaluated != self.version
         self._evaluate_if_due(actions)
-        if self._evaluating.running is not None and self._stop_reason is None:
+        if self._evaluating is not None and self._stop_reason is None:
             return
-        self._finished = True
+        self.finished = True
         actions.append(Finish(self._stop_reason or self._goal or "all rounds trained", self._failed))
 
     def _reissue_lost(self, actions: list[Action]) -> None:
@@ -429,26 +359,20 @@ class Coordinator:
         """
         lost = self.ledger.lost
         while lost:
-            free = self._next_free() if self._degree > 0 else None
+            free = self._next_free() if self.degree > 0 else None
             number = (self._returned if free is None else lost).next_from(0)
             if number is None:
                 return
-            self._reissue(self.ledger.ticket(number), free, actions)
-
-    def _reissue(self, ticket: Ticket, free: int | None, actions: list[Action]) -> None:
-        collector = ticket.collector if free is None or ticket.collector in self._up else free
-        self._returned.discard(ticket.number)
-        again = replace(
-            ticket,
-            collector=collector,
-            version=max(ticket.version, self._publishing.published),
-            seed=self._seed(ticket.number),
-            attempt=ticket.attempt + 1,
-        )
-        self._give_out(again, actions)
-
-    def _is_warming_up(self, now_s: float) -> bool:
-        return now_s < self.warm_at_s
+            ticket = self.ledger.ticket(number)
+            self._returned.discard(number)
+            again = replace(
+                ticket,
+                collector=ticket.collector if free is None or ticket.collector in self._up else free,
+                version=max(ticket.version, self.published),
+                seed=self._seed(number),
+                attempt=ticket.attempt + 1,
+            )
+            self._issue(again, actions)
 
     def _may_begin_round(self) -> bool:
         return self._gates.until is None or self.version < self._gates.until
@@ -461,10 +385,10 @@ class Coordinator:
     def _train_if_allowed(self, actions: list[Action]) -> None:
         if self._training is not None or (chosen := self._choose()) is None:
             return
-        self._assert_bound(chosen)
         self.ledger.begin_round(chosen)
+        self._assert_bound(chosen)
         self._training = chosen
-        actions.append(Train(self.version, chosen, self._degree))
+        actions.append(Train(self.version, chosen, self.degree))
 
     def _choose(self) -> tuple[int, ...] | None:
         """The tickets that the next round would train now; None while it has to wait."""
@@ -480,40 +404,37 @@ class Coordinator:
     def _earliest(self) -> dict[int, int] | None:
         """The next round of a stream, as counts by deadline; None while it has to wait."""
         ledger, size = self.ledger, self.config.segments_per_round
-        if ledger.num(READY) < max(size, self._first_batch()):
+        needed = size
+        if self.version == 0:  # no more than the dial, which may be turned, lets come
+            most = min(self.degree + 1, self.rounds) * size
+            needed = max(size, min(self.config.min_segments, most))
+        if len(ledger.ready) < needed:
             return None
         chosen = ledger.earliest(size)
         rest = {d: left for d, count in ledger.waiting.items() if (left := count - chosen.get(d, 0))}
         return chosen if self._rule(rest, self.version + 1, size) else None
 
-    def _first_batch(self) -> int:
-        """Segments that the first round waits for: no more than the dial, which may be turned, lets come."""
-        if self.version > 0:
-            return 0
-        rounds = min(self._degree + 1, self.config.rounds)
-        return min(self.config.min_segments, rounds * self.config.segments_per_round)
-
     def _replay_share(self) -> int | None:
         """Number of segments that enter the replay with the next round; None while it has to wait."""
-        ready = self.ledger.num(READY)
-        arrived = ready + self.ledger.num(TRAINED)
+        ready = len(self.ledger.ready)
+        arrived = ready + self.ledger.trained
         if arrived < self.config.replay_need(self.version):
             return None
         # A dial turned to 0 late may owe more segments than the queue holds: a full queue is enough.
         most = self.config.max_outstanding
         limit = self.config.replay_limit(self.version, 0)
-        owed = limit if self._degree == 0 else 0
+        owed = limit if self.degree == 0 else 0
         if arrived < owed and (most is None or ready < most):
             return None
         # No more than at k = 0 by now: what came earlier is for later rounds, which would have nothing new.
-        return max(0, limit - self.ledger.num(TRAINED))
+        return max(0, limit - self.ledger.trained)
 
     def _assert_bound(self, chosen: tuple[int, ...]) -> None:
         """The bound, checked where it matters: on what is about to be trained."""
         if self.config.mode == "replay":
             return
         for number in chosen:
-            ticket = self.ledger.ticket(number)
+            ticket = self.ledger.ready[number]
             born_degree = ticket.deadline - ticket.version
             if self.version - self._versions[number] > max(born_degree, 0) or ticket.deadline < self.version:
                 raise BoundBroken(
@@ -522,55 +443,53 @@ class Coordinator:
                 )
 
     def _issue_what_is_allowed(self, now_s: float, actions: list[Action]) -> None:
-        if not self._may_issue(now_s) or (collector := self._next_free()) is None:
-            return
-        version, deadline = self._publishing.published, self._publishing.published + self._degree
-        waiting = dict(self.ledger.waiting)
-        while collector is not None and self._may_issue(now_s):
-            waiting[deadline] = waiting.get(deadline, 0) + 1
-            if not self._in_time(waiting):
+        ledger, size, next_round = self.ledger, self.config.segments_per_round, self.next_round
+        version, deadline = self.published, self.published + self.degree
+        waiting = dict(ledger.waiting)
+        for _ in range(self._num_allowed(now_s)):
+            if (collector := self._next_free()) is None:
                 return
-            number = self.ledger.issued
-            self._give_out(Ticket(number, collector, version, deadline, self._seed(number)), actions)
+            waiting[deadline] = waiting.get(deadline, 0) + 1
+            if self.config.mode == "stream" and not self._rule(waiting, next_round, size):
+                return
+            number = ledger.issued
+            self._issue(Ticket(number, collector, version, deadline, self._seed(number)), actions)
             self._issued_at_s = now_s
-            collector = self._next_free()
 
-    def _give_out(self, ticket: Ticket, actions: list[Action]) -> None:
+    def _issue(self, ticket: Ticket, actions: list[Action]) -> None:
+        collector = ticket.collector
         self.ledger.issue(ticket)
-        self._update_free(ticket.collector)
+        if len(self.ledger.running_on[collector]) >= self._up.get(collector, 0):
+            self._free.discard(collector)
         actions.append(Issue(ticket))
 
     def _seed(self, number: int) -> int:
         seed = derive_seed(self.config.seed, "collect", number)
         return reseed(seed, self.rollbacks) if self.rollbacks else seed
 
-    def _may_issue(self, now_s: float) -> bool:
-        """Return True if everything but deadlines and collectors allows one more ticket."""
-        config = self.config
-        if self._issued_at_s is not None and now_s < self._issued_at_s + config.issue_interval_s:
-            return False
-        outstanding = self.ledger.num_outstanding
-        waiting = outstanding - len(self._training or ())
-        if config.max_outstanding is not None and waiting >= config.max_outstanding:
-            return False
+    def _num_allowed(self, now_s: float) -> int:
+        """Return how many more tickets everything but deadlines and collectors allows."""
+        config, outstanding = self.config, self.ledger.num_outstanding
+        if now_s < self._issued_at_s + config.issue_interval_s:
+            return 0
         if config.mode == "stream":
-            return outstanding < (config.rounds - self.version) * config.segments_per_round
-        if self._degree == 0 and not self._in_lockstep():
-            return False
-        issued = self.ledger.issued - self.ledger.num(DROPPED)
-        return issued < config.replay_limit(self.version, self._degree)
+            allowed = (self.rounds - self.version) * config.segments_per_round - outstanding
+        elif self.degree == 0 and not self._in_lockstep():
+            return 0
+        else:
+            issued = self.ledger.issued - self.ledger.dropped
+            allowed = config.replay_limit(self.version, self.degree) - issued
+        if config.max_outstanding is not None:
+            waiting = outstanding - len(self._training or ())
+            allowed = min(allowed, config.max_outstanding - waiting)
+        return min(allowed, 1) if config.issue_interval_s else allowed
 
     def _in_lockstep(self) -> bool:
         """Return True if learner and publisher are done: only then may a replay run at k = 0 collect.
 
         Streams need no such check, there older weights or a round under way leave no ticket in time.
         """
-        publishing = self._publishing
-        return self._training is None and publishing.under_way is None and publishing.retry_at_s is None
-
-    def _in_time(self, deadlines: Mapping[int, int]) -> bool:
-        size = self.config.segments_per_round
-        return self.config.mode == "replay" or self._rule(deadlines, self.next_round, size)
+        return self._training is None and not self.is_publishing
 
     def _next_free(self) -> int | None:
         """Return the collector of the next ticket, None while it has to wait for one.
@@ -580,7 +499,7 @@ class Coordinator:
         tickets as it wants is passed over, so a slow collector holds no other up.
         """
         turn = self.ledger.issued % self.config.num_collectors
-        if self._degree == 0:
+        if self.degree == 0:
             return turn if turn in self._up else None
         return self._free.next_from(turn)
 
@@ -588,17 +507,16 @@ class Coordinator:
 
     def state_dict(self) -> dict[str, Any]:
         """Return tickets, versions and dial, without the clock. A round under way counts as not started."""
-        evaluating = self._evaluating
-        interrupted = evaluating.running is not None
+        interrupted = self._evaluating is not None
         return {
             "version": self.version,
             "configured_degree": self.config.off_policy_degree,
-            "degree": self._degree,
+            "degree": self.degree,
             "auto": None if self._auto is None else self._auto.state_dict(),
             "ledger": self.ledger.state_dict(),
             "versions": sorted(self._versions.items()),
-            "eval_due": evaluating.due or interrupted,
-            "eval_skipped": evaluating.skipped + (evaluating.due and interrupted),
+            "eval_due": self._eval_due or interrupted,
+            "eval_skipped": self.eval_skipped + (self._eval_due and interrupted),
         }
 
     def load_state_dict(self, state: dict[str, Any], arrived: Collection[int] | None = None) -> None:
@@ -616,13 +534,11 @@ class Coordinator:
             if arrived is not None and ticket.number not in arrived:
                 self.ledger.lose(ticket.number)
                 del self._versions[ticket.number]
-        self._evaluating = _Evaluating(due=state["eval_due"], skipped=state["eval_skipped"])
+        self._eval_due, self.eval_skipped = state["eval_due"], state["eval_skipped"]
         if state["configured_degree"] == self.config.off_policy_degree:
-            self._restore_dial(state["degree"], state["auto"])
+            auto = state["auto"]
+            self._turn(state["degree"] if auto is None else AUTO)
+            if self._auto is not None and auto is not None:
+                self._auto.load_state_dict(auto)
+                self.degree = self._auto.degree
         self._check_conservation()
-
-    def _restore_dial(self, degree: int, auto: dict[str, Any] | None) -> None:
-        self._turn(degree if auto is None else AUTO)
-        if self._auto is not None and auto is not None:
-            self._auto.load_state_dict(auto)
-            self._degree = self._auto.degree

@@ -40,13 +40,14 @@ class Ledger:
 
     Tickets of the round under way are READY until it ends. ``waiting`` maps a deadline to the number of
     outstanding tickets that have it, without those of the round under way; ``lost`` holds the numbers of
-    lost tickets, ``running_on`` those of each collector. They, and the counts ``issued``, ``trained`` and
-    ``dropped``, are for reading.
+    lost tickets, ``running_on`` those of each collector, ``ready`` the READY tickets in order of arrival.
+    They, and the counts ``issued``, ``trained`` and ``dropped``, are for reading.
     """
 
     def __init__(self) -> None:
         self.issued = self.trained = self.dropped = 0
-        self._tickets: dict[int, dict[int, Ticket]] = {RUNNING: {}, READY: {}, LOST: {}}
+        self.ready: dict[int, Ticket] = {}
+        self._tickets: dict[int, dict[int, Ticket]] = {RUNNING: {}, READY: self.ready, LOST: {}}
         self._round: frozenset[int] = frozenset()
         self.waiting: dict[int, int] = {}
         self.lost = IntSet()
@@ -92,11 +93,11 @@ class Ledger:
 
     def arrived(self) -> list[int]:
         """Numbers of the tickets that are READY, in order of arrival."""
-        return list(self._tickets[READY])
+        return list(self.ready)
 
     def first_arrived(self, count: int) -> tuple[int, ...]:
         """Numbers of the ``count`` READY tickets that arrived first, in order of number."""
-        return tuple(sorted(islice(self._tickets[READY], count)))
+        return tuple(sorted(islice(self.ready, count)))
 
     def earliest(self, count: int) -> dict[int, int]:
         """Deadlines of the ``count`` ready tickets to train next, by how many have each.
@@ -113,8 +114,10 @@ class Ledger:
 
     def pick(self, deadlines: Mapping[int, int]) -> tuple[int, ...]:
         """Choose so many ready tickets of each deadline, those with the smallest numbers; return these."""
-        parts = (sorted(self._ready_by[deadline])[:count] for deadline, count in deadlines.items())
-        return tuple(sorted(chain.from_iterable(parts)))
+        chosen: list[int] = []
+        for deadline, count in deadlines.items():
+            chosen += sorted(self._ready_by[deadline])[:count]
+        return tuple(sorted(chosen))
 
     # ------------------------------------------------------------ from status to status
 
@@ -135,7 +138,7 @@ class Ledger:
 
     def lose(self, number: int) -> None:
         """Note that the ticket's collector died, or its segment went with a run that was killed."""
-        status = READY if number in self._tickets[READY] else RUNNING
+        status = READY if number in self.ready else RUNNING
         self._enter(self._leave(number, status, "be lost"), LOST)
 
     def lose_all_on(self, collector: int) -> None:
@@ -145,25 +148,34 @@ class Ledger:
 
     def drop(self, number: int) -> None:
         """Note that a named policy dropped the ticket's segment."""
-        ticket = self._leave(number, READY, "be dropped")
-        self._leave_waiting(ticket.deadline)
+        deadline = self._leave(number, READY, "be dropped").deadline
+        self.waiting[deadline] -= 1
+        if not self.waiting[deadline]:
+            del self.waiting[deadline]
         self.dropped += 1
 
     def begin_round(self, numbers: Iterable[int]) -> None:
         """Take ready tickets into the round under way; there is no other one."""
         assert not self._round
-        ready, chosen = self._tickets[READY], frozenset(numbers)
-        if missing := chosen - ready.keys():
+        chosen, changed = frozenset(numbers), set[int]()
+        if missing := chosen - self.ready.keys():
             raise PromiseBroken(f"ticket {min(missing)} cannot be trained: it is {self._fate(min(missing))}")
         for number in chosen:
-            self._leave_waiting(ready[number].deadline)
-            self._leave_ready(ready[number])
+            deadline = self.ready[number].deadline
+            self._ready_by[deadline].remove(number)
+            self.waiting[deadline] -= 1
+            changed.add(deadline)
+        for deadline in changed:
+            if not self._ready_by[deadline]:
+                del self._ready_by[deadline]
+            if not self.waiting[deadline]:
+                del self.waiting[deadline]
         self._round = chosen
 
     def end_round(self) -> None:
         """Note that the segments of the round under way were trained."""
         for number in self._round:
-            del self._tickets[READY][number]
+            del self.ready[number]
         self.trained += len(self._round)
         self._round = frozenset()
 
@@ -184,23 +196,14 @@ class Ledger:
             raise PromiseBroken(f"ticket {number} cannot {purpose}: it is {self._fate(number)}")
         del self._tickets[status][number]
         if status == READY:
-            self._leave_ready(ticket)
+            self._ready_by[ticket.deadline].remove(number)
+            if not self._ready_by[ticket.deadline]:
+                del self._ready_by[ticket.deadline]
             return ticket
         self._on[status][ticket.collector].remove(number)
         if status == LOST:
             self.lost.discard(number)
         return ticket
-
-    def _leave_ready(self, ticket: Ticket) -> None:
-        numbers = self._ready_by[ticket.deadline]
-        numbers.remove(ticket.number)
-        if not numbers:
-            del self._ready_by[ticket.deadline]
-
-    def _leave_waiting(self, deadline: int) -> None:
-        self.waiting[deadline] -= 1
-        if not self.waiting[deadline]:
-            del self.waiting[deadline]
 
     def _fate(self, number: int) -> str:
         if number in self._round:

@@ -112,7 +112,6 @@ class RecordedPace:
         self.num_compared = 0  # versions whose weights were compared
         self.incarnations = [0] * num_collectors
         self.rollbacks = 0
-        self.version = 0
         self.published = -1
         self.eval_skipped = 0
         self.warm_at_s = -math.inf
@@ -134,14 +133,15 @@ class RecordedPace:
         self._stop_reason: str | None = None
         self._failed = False
         self._finished = False
+        self._reach(0)
+
+    def _reach(self, version: int) -> None:
+        """Continue at a version, with the k that was recorded for its round."""
+        self.version = version
+        found = self._schedule.rounds.get(version)
+        self.degree = 0 if found is None else found.degree
 
     # ------------------------------------------------------------ state for observers
-
-    @property
-    def degree(self) -> int:
-        """The recorded k of this round."""
-        found = self._schedule.rounds.get(self.version)
-        return 0 if found is None else found.degree
 
     @property
     def num_up(self) -> int:
@@ -202,7 +202,8 @@ class RecordedPace:
                 self._num_trained += len(batch.segments)
                 for trained in batch.segments:
                     del self._ready[trained.ticket.number]
-                self.version, self._training = version, None
+                self._training = None
+                self._reach(version)
                 return (Publish(version),)
             case Published(version, _, checksum):
                 self.published = version
@@ -341,7 +342,7 @@ class RecordedPace:
 
     def load_state_dict(self, state: dict[str, Any], arrived: Collection[int] | None = None) -> None:
         """Continue from what `state_dict` returned, with the segments that are still there."""
-        self.version = state["version"]
+        self._reach(state["version"])
         self._begun = self.version - 1
         self._ready = {n: v for n, v in state["versions"] if arrived is None or n in arrived}
         self._num_trained = sum(len(self._schedule.rounds[v].tickets) for v in range(self.version))

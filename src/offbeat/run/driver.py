@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -128,35 +128,9 @@ class Driver:
         self._evaluating: int | None = None
         limit_s, setting = settings.async_training.batch_timeout, "async_training.batch_timeout"
         self._progress = Wait("progress", self._round, "any event", limit_s, setting, self._no_progress)
-        self._wake_s: float | None = None
+        self._wake_s = math.inf
         self._begun_s = self._left_s = clock()
-        self._checks: dict[type, Callable[[Any], Event | None]] = {
-            Broken: self._check_broken,
-            RoundTrained: self._check_round,
-            CollectorDown: self._check_down,
-            EvalDone: self._check_evaluation,
-        }
-        self._reactions: dict[type, Callable[[Any, float], None]] = {
-            CollectorDown: self._after_down,
-            RoundTrained: lambda event, now_s: self.waits.end("train"),
-            Published: lambda event, now_s: self.waits.end("publish"),
-            PublishFailed: self._after_failed_publish,
-            EvalDone: self._after_evaluation,
-            SnapshotTaken: self._after_snapshot,
-            LearnerDown: self._after_learner_down,
-            StopRequested: self._after_stop_request,
-        }
-        self._performers: dict[type[Action], Callable[[Any], None]] = {
-            Issue: self._issue,
-            Train: self._train,
-            Publish: self._publish,
-            Evaluate: self._evaluate,
-            Checkpoint: self._checkpoint,
-            Renew: self._renew,
-            Finish: self._end,
-        }
         self.observe(self.collectors.handlers())
-        self.observe({SegmentArrived: lambda event, now_s: self._store.add(event.segment)})
         self.observe(self.meter.handlers())
 
     # ------------------------------------------------------------ observers
@@ -221,8 +195,7 @@ class Driver:
         if point.parts and any(start.state is None for start in self.collectors.starts):
             self.notice("collectors without a saved state start anew: their running episodes restart")
         self._await_progress()
-        for action in self.pace.start(self.clock()):
-            self._performers[type(action)](action)
+        self._perform(self.pace.start(self.clock()))
         self._left_s = self.clock()
 
     def _tell_start(self, point: StartPoint) -> None:
@@ -281,7 +254,8 @@ class Driver:
     def step(self, at_most_s: float = _POLL_S) -> None:
         """Wait for events, apply and emit each, decide once, perform, and check the waits."""
         polled_s = self._extend_if_suspended(self._left_s)
-        timeout_s = self._timeout_s(min(at_most_s, _POLL_S), polled_s)
+        until_s = min(polled_s + min(at_most_s, _POLL_S), self._wake_s, self.waits.next_s())
+        timeout_s = 0.0 if self._requests else max(0.0, until_s - polled_s)
         events = self._runtime.wait(timeout_s)
         self._extend_if_suspended(polled_s + timeout_s)
         for event in events:
@@ -291,8 +265,14 @@ class Driver:
                 self.waits.end("publish")
         if events:
             self._await_progress()
-        self._take_requests()
-        self.decide()
+        while self._requests:
+            self._take_request(self._requests.popleft())
+        if self.finish is None:
+            now_s = self.clock()
+            actions = self.pace.decide(now_s)
+            wake_s = self.pace.wake_at_s(now_s)
+            self._wake_s = math.inf if wake_s is None else wake_s
+            self._perform(actions)
         if not self.finished:
             for wait in self.waits.expired(polled_s):
                 wait.expire()
@@ -303,54 +283,41 @@ class Driver:
 
     def _take(self, event: Event) -> None:
         """Check an event, apply it, emit it, and react to it."""
-        kind = type(event)
-        if kind in self._checks:
-            checked = self._checks[kind](event)
-            if checked is None:
-                return
-            event = checked
-        for action in self.pace.apply(event, self.clock()):
-            self._performers[type(action)](action)
+        match event:
+            case SegmentArrived(segment):
+                self._store.add(segment)
+            case RoundTrained():
+                event = self._check_round(event)
+            case CollectorDown():
+                event = self._check_down(event)
+            case EvalDone(version) if version != self._evaluating:
+                return  # it was given up before it ended
+            case Broken(error):
+                raise error
+        self._perform(self.pace.apply(event, self.clock()))
         self.emit(event)
-        if kind in self._reactions:
-            self._reactions[kind](event, self.clock())
+        if not isinstance(event, SegmentArrived):
+            self._react(event, self.clock())
 
-    def decide(self) -> None:
-        """Let the pace decide, once for all events so far, and perform its actions."""
-        if self.finish is None:
-            now_s = self.clock()
-            actions = self.pace.decide(now_s)
-            self._wake_s = self.pace.wake_at_s(now_s)
-            for action in actions:
-                self._performers[type(action)](action)
-
-    def _take_requests(self) -> None:
-        while self._requests:
-            request = self._requests.popleft()
-            self._keep(request)
-            if self.finish is None:
-                self._take(request)
-            else:
-                self.emit(request)
-
-    def _keep(self, request: Request) -> None:
-        """Keep the last request of each kind for restarts."""
+    def _take_request(self, request: Request) -> None:
+        """Take a request, and keep the last one of each kind for restarts."""
         if isinstance(request, StopRequested):
             self.is_to_stop = True
-            return
-        if isinstance(request, GatesSet):
-            self._await_progress()
-        self.persistent_requests = [one for one in self.persistent_requests if type(one) is not type(request)]
-        self.persistent_requests.append(request)
+        else:
+            kept = [one for one in self.persistent_requests if type(one) is not type(request)]
+            self.persistent_requests = [*kept, request]
+            if isinstance(request, GatesSet):
+                self._await_progress()
+        if self.finish is None:
+            self._take(request)
+        else:
+            self.emit(request)
 
     def _tell_faults(self) -> None:
         while self.faults:
             self.notice(self.faults.popleft())
 
     # ------------------------------------------------------------ checks and reactions
-
-    def _check_broken(self, event: Broken) -> None:
-        raise event.error
 
     def _check_round(self, event: RoundTrained) -> RoundTrained:
         batch = event.batch
@@ -369,13 +336,44 @@ class Driver:
             raise CollectError(event.reason)
         return replace(event, restorable=row.start.state is not None)
 
-    def _after_down(self, event: CollectorDown, now_s: float) -> None:
-        pause_s = self.collectors.schedule_restart(event.collector, event.reason, now_s)
-        if pause_s > 0:
-            name, text = self.collectors.rows[event.collector].name, f"started again in {pause_s:g} s"
-            self.emit(HealthChanged(name, "waiting", text))
-        else:
-            self._start_collector(event.collector)
+    def _react(self, event: Event, now_s: float) -> None:
+        match event:
+            case RoundTrained():
+                self.waits.end("train")
+            case Published():
+                self.waits.end("publish")
+            case PublishFailed(version, reason):
+                self.waits.end("publish")
+                self.notice(f"publishing version {version} failed: {reason}")
+            case EvalDone(version):
+                self._evaluating = None
+                self.waits.end("evaluation")
+                if event.metrics is None:
+                    self.notice(f"the evaluation of version {version} failed: {event.error}")
+                elif notice := self.saving.score(event):
+                    self.emit(notice)
+            case SnapshotTaken():
+                result = self.saving.complete(event)
+                if not self.saving.is_pending:
+                    self.waits.end("snapshot")
+                if result:
+                    self.emit(result)
+            case CollectorDown(collector, reason):
+                pause_s = self.collectors.schedule_restart(collector, reason, now_s)
+                if pause_s > 0:
+                    name, text = self.collectors.rows[collector].name, f"started again in {pause_s:g} s"
+                    self.emit(HealthChanged(name, "waiting", text))
+                else:
+                    self._start_collector(collector)
+            case LearnerDown(reason):
+                raise LearnerLost(reason)
+            case StopRequested(reason, within_s) if within_s is not None:
+                self.notice(f"{reason}: ends after the round at hand; a second signal ends it at once")
+                headline = "asked to stop, the run did not end in time and has no last checkpoint"
+                row = ("stop", "the end of the run", f"round {self.pace.version}", within_s)
+                if now_s + within_s < self.waits.deadline_s("stop"):
+                    expire = partial(self._stall, headline)
+                    self.waits.begin(Wait(*row, "the stop request", expire), now_s)
 
     def _start_collector(self, index: int) -> None:
         if self.finish is None:
@@ -386,51 +384,34 @@ class Driver:
         self.collectors.starting(index, self.clock())
         self.emit(HealthChanged(self.collectors.rows[index].name, "starting"))
 
-    def _check_evaluation(self, event: EvalDone) -> EvalDone | None:
-        return event if event.version == self._evaluating else None  # else it was given up before it ended
-
-    def _after_evaluation(self, event: EvalDone, now_s: float) -> None:
-        self._evaluating = None
-        self.waits.end("evaluation")
-        if event.metrics is None:
-            self.notice(f"the evaluation of version {event.version} failed: {event.error}")
-        elif notice := self.saving.score(event):
-            self.emit(notice)
-
-    def _after_failed_publish(self, event: PublishFailed, now_s: float) -> None:
-        self.waits.end("publish")
-        self.notice(f"publishing version {event.version} failed: {event.reason}")
-
-    def _after_snapshot(self, event: SnapshotTaken, now_s: float) -> None:
-        result = self.saving.complete(event)
-        if not self.saving.is_pending:
-            self.waits.end("snapshot")
-        if result:
-            self.emit(result)
-
-    def _after_learner_down(self, event: LearnerDown, now_s: float) -> None:
-        raise LearnerLost(event.reason)
-
-    def _after_stop_request(self, event: StopRequested, now_s: float) -> None:
-        if event.within_s is None:
-            return
-        self.notice(f"{event.reason}: ends after the round at hand; a second signal ends it at once")
-        headline = "asked to stop, the run did not end in time and has no last checkpoint"
-        row = ("stop", "the end of the run", f"round {self.pace.version}", event.within_s, "the stop request")
-        if now_s + event.within_s < self.waits.deadline_s("stop"):
-            self.waits.begin(Wait(*row, partial(self._stall, headline)), now_s)
-
     # ------------------------------------------------------------ actions
 
-    def _issue(self, action: Issue) -> None:
-        self.emit(Issued(action.ticket))
-        self._runtime.collect(action.ticket)
-
-    def _train(self, action: Train) -> None:
-        batch = Batch(action.version, self._store.next(action.tickets), action.off_policy_degree)
-        self._await_learner("train", f"round {action.version}", f"training round {action.version}")
-        self.emit(TrainStarted(batch))
-        self._runtime.train(batch)
+    def _perform(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Issue(ticket):
+                    self.emit(Issued(ticket))
+                    self._runtime.collect(ticket)
+                case Train(version, tickets, degree):
+                    batch = Batch(version, self._store.next(tickets), degree)
+                    self._await_learner("train", f"round {version}", f"training round {version}")
+                    self.emit(TrainStarted(batch))
+                    self._runtime.train(batch)
+                case Publish(version):
+                    self._publish(version)
+                case Evaluate(version):
+                    self._evaluate(version)
+                case Checkpoint(version):
+                    if notice := self.saving.begin(version):
+                        self.emit(notice)
+                    else:
+                        self._take_snapshot(version)
+                case Renew(collector, incarnation):
+                    row = self.collectors.rows[collector]
+                    row.start, row.is_up = CollectorState(incarnation), False
+                    self._start_collector(collector)
+                case Finish():
+                    self._end(action)
 
     def _await_learner(self, key: str, owner: str, phase: str) -> None:
         limit_s = self.spec.settings.runtime.train_timeout_s
@@ -438,15 +419,15 @@ class Driver:
         row = Wait(key, owner, "learner", limit_s, "runtime.train_timeout_s", expire, phase)
         self.waits.begin(row, self.clock())
 
-    def _publish(self, action: Publish) -> None:
+    def _publish(self, version: int) -> None:
         limit_s = self.spec.settings.async_training.sync_timeout
         headline = f"the learner did not publish its weights in {limit_s:g} s (sync_timeout)"
         row = ("publish", "collectors", "learner (weights)", limit_s, "async_training.sync_timeout")
         self.waits.begin(Wait(*row, partial(self._stall, headline, explain=False)), self.clock())
-        self._runtime.publish(action.version)
+        self._runtime.publish(version)
 
-    def _evaluate(self, action: Evaluate) -> None:
-        version, limit_s = action.version, self.spec.settings.eval.timeout_s
+    def _evaluate(self, version: int) -> None:
+        limit_s = self.spec.settings.eval.timeout_s
         self._evaluating = version
         why = f"the evaluation of version {version} took more than {limit_s:g} s (eval.timeout_s)"
         row = ("evaluation", f"evaluation of {version}", "evaluator", limit_s, "eval.timeout_s")
@@ -454,21 +435,9 @@ class Driver:
         self.waits.begin(Wait(*row, give_up, f"evaluating version {version}"), self.clock())
         self._runtime.evaluate(version, derive_seed(self.spec.seed, "evaluate", version))
 
-    def _checkpoint(self, action: Checkpoint) -> None:
-        if notice := self.saving.begin(action.version):
-            self.emit(notice)
-        else:
-            self._take_snapshot(action.version)
-
     def _take_snapshot(self, version: int) -> None:
         self._await_learner("snapshot", f"checkpoint {version}", "saving")
         self._runtime.snapshot()
-
-    def _renew(self, action: Renew) -> None:
-        """Start a collector as another incarnation, as the recorded run did."""
-        row = self.collectors.rows[action.collector]
-        row.start, row.is_up = CollectorState(action.incarnation), False
-        self._start_collector(action.collector)
 
     def _end(self, action: Finish) -> None:
         self.finish = action
@@ -481,12 +450,6 @@ class Driver:
 
     def _round(self) -> str:
         return f"round {self.pace.version}"
-
-    def _timeout_s(self, most_s: float, now_s: float) -> float:
-        if self._requests:
-            return 0.0
-        wake_s = math.inf if self._wake_s is None else self._wake_s
-        return min(most_s, max(0.0, min(wake_s, self.waits.next_s()) - now_s))
 
     def _extend_if_suspended(self, expected_s: float) -> float:
         """Extend every deadline by the time this process was suspended; return the time now."""

@@ -64,10 +64,7 @@ class Waits:
 
     def begin(self, wait: Wait, now_s: float) -> None:
         """Open a row; one of the same key starts again."""
-        self._enter(wait, now_s, wait.limit_s)
-
-    def _enter(self, wait: Wait, since_s: float, limit_s: float) -> None:
-        key = wait.key
+        key, limit_s = wait.key, wait.limit_s
         before = self._limits.get(key)
         if before is not None:
             del self._by_limit[before][key]
@@ -75,7 +72,7 @@ class Waits:
         rows = self._by_limit.get(limit_s)
         if rows is None:
             rows = self._by_limit[limit_s] = {}
-        rows[key] = (wait, since_s)
+        rows[key] = (wait, now_s)
 
     def end(self, key: Hashable) -> None:
         """Close a row, if it is open."""
@@ -98,7 +95,9 @@ class Waits:
                     break
                 found.append((wait, since_s))
         for wait, since_s in found:
-            self._enter(wait, since_s, math.inf)
+            self.end(wait.key)
+            self._limits[wait.key] = math.inf
+            self._by_limit.setdefault(math.inf, {})[wait.key] = (wait, since_s)
         return [wait for wait, _ in found]
 
     def deadline_s(self, key: Hashable) -> float:
