@@ -192,7 +192,7 @@ def test_a_full_disk_leaves_a_gap_that_is_told_once(tmp_path: Path, room: int) -
     log = ScheduleLog(path, told.append)
     add(log, {"train": 0})
     offset = log.offset()
-    disk = log._journal._file = FullDisk(log._journal._file, room)
+    disk = log._file = FullDisk(log._file, room)
     for number in (1, 2, 3):
         add(log, {"train": number})
     assert log.gap
@@ -210,7 +210,7 @@ def test_a_full_disk_leaves_a_gap_that_is_told_once(tmp_path: Path, room: int) -
 def test_a_gap_is_noted_at_the_end_and_not_forgotten_by_a_resume(tmp_path: Path) -> None:
     path = tmp_path / "schedule.jsonl"
     log = ScheduleLog(path, lambda text: None)
-    disk = log._journal._file = FullDisk(log._journal._file, 0)
+    disk = log._file = FullDisk(log._file, 0)
     add(log, {"train": 0})
     offset, gap = log.offset(), log.gap
     disk.room = 1000
@@ -225,7 +225,7 @@ def test_a_gap_is_noted_at_the_end_and_not_forgotten_by_a_resume(tmp_path: Path)
 def test_events_go_on_after_a_full_disk(tmp_path: Path) -> None:
     told: list[str] = []
     log = EventLog(tmp_path / "events.jsonl", clock=lambda: 1.0, on_fault=told.append)
-    disk = log._journal._file = FullDisk(log._journal._file, 0)
+    disk = log._file = FullDisk(log._file, 0)
     log.append("start")
     disk.room = 1000
     log.append("finish")

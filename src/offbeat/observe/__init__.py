@@ -14,10 +14,10 @@ from offbeat.observe.callbacks import (
 )
 from offbeat.observe.console import make_console, preview
 from offbeat.observe.events import EventLog, ScheduleLog, read_events, read_rounds, read_schedule
+from offbeat.observe.journal import StatsLog, component_statistics
 from offbeat.observe.logs import close_log, debug_ticket, open_log
 from offbeat.observe.meter import Meter
 from offbeat.observe.sinks import Sink, SinkList, check_sinks, make_sinks
-from offbeat.observe.stats import StatsLog, component_statistics
 from offbeat.observe.system import SystemMonitor
 
 __all__ = [

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from offbeat.errors import OffbeatError
 from offbeat.pacing.events import (
@@ -19,7 +20,9 @@ from offbeat.pacing.events import (
     Saved,
     Started,
 )
-from offbeat.types import Metrics
+
+if TYPE_CHECKING:
+    from offbeat.observe.meter import Meter
 
 MetricValue = float | str
 """Numbers, but for a few words such as ``pace/bottleneck``."""
@@ -203,21 +206,19 @@ def finish_all(callbacks: Sequence[Callback], info: FinishInfo) -> None:
 
 
 class CallbackObserver:
-    """Calls a run's callbacks; ``metrics`` and ``eval_metrics`` return the newest ones."""
+    """Calls a run's callbacks with the metrics of its meter."""
 
     def __init__(
         self,
         callbacks: Sequence[Callback],
         summary: RunSummary,
         control: RunControl,
-        metrics: Callable[[], dict[str, MetricValue]],
-        eval_metrics: Callable[[], Metrics],
+        meter: Meter,
     ) -> None:
         self._callbacks = tuple(callbacks)
         self._summary = summary
         self._control = control
-        self._metrics = metrics
-        self._eval_metrics = eval_metrics
+        self._meter = meter
         self._num_lost = 0
         self._version = 0
         self._started_s: float | None = None
@@ -244,12 +245,12 @@ class CallbackObserver:
         call_all(self._callbacks, "on_start", RunInfo(self._summary, self._control, resumed_from))
 
     def _round_trained(self, event: RoundTrained, now_s: float) -> None:
-        self._version, metrics = event.version, self._metrics()
+        self._version, metrics = event.version, self._meter.metrics
         metrics.update(added_metrics(self._callbacks, RoundInfo(event.version, metrics)))
 
     def _evaluated(self, event: EvalDone, now_s: float) -> None:
         if event.metrics is not None:
-            call_all(self._callbacks, "on_eval", EvalInfo(event.version, self._eval_metrics()))
+            call_all(self._callbacks, "on_eval", EvalInfo(event.version, self._meter.eval_metrics))
 
     def _saved(self, event: Saved, now_s: float) -> None:
         info = CheckpointInfo(event.version, event.path, event.seconds, event.score)
@@ -268,7 +269,7 @@ class CallbackObserver:
             version=self._version if is_restart else event.version,
             reason=event.reason.splitlines()[0] if event.reason else "",
             seconds=now_s - self._started_s,
-            metrics=self._metrics(),
+            metrics=self._meter.metrics,
             error=event.error,
             restart=str(event) if is_restart else None,
         )

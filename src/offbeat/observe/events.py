@@ -29,7 +29,72 @@ Record = dict[str, Any]
 _log = logging.getLogger(__name__)
 
 
-class EventLog:
+class _Journal:
+    """A file of JSON lines that only grows, except when it is truncated.
+
+    ``gap``: records are missing since the last one written, and the file does not say so yet.
+    """
+
+    def __init__(self, path: Path, consequence: str, on_fault: Callable[[str], None]) -> None:
+        self.path = path
+        self.gap = False
+        self._consequence = consequence
+        self._on_fault = on_fault
+        self._has_told = False
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab", buffering=0)
+        self._length = 0  # of all whole lines, in bytes
+        self._cut_torn_line()
+
+    def _append_lines(self, lines: bytes, time: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Write whole lines; ``time`` is that of a gap before them."""
+        try:
+            self._note_gap(time)
+            self._write(lines)
+        except OSError as error:
+            self.gap = True
+            if not self._has_told:
+                self._has_told = True
+                self._on_fault(f"{self.path} cannot be written, {self._consequence}: {error}")
+
+    def _sync(self) -> int:
+        os.fsync(self._file.fileno())
+        return self._length
+
+    def _cut(self, length: int) -> None:
+        os.ftruncate(self._file.fileno(), length)
+        self._length = length
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._file.closed:
+            return
+        with contextlib.suppress(OSError):  # `on_fault` has been called by _append_lines
+            self._note_gap({})
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def _note_gap(self, time: Mapping[str, Any]) -> None:
+        if self.gap:
+            self._cut(self._length)  # drops what the disk took of a line it had no room for
+            self._write(_to_json({"kind": "gap", **time}) + b"\n")
+            self.gap = False
+
+    def _write(self, lines: bytes) -> None:
+        written = self._file.write(lines)
+        while written < len(lines):
+            written += self._file.write(lines[written:])
+        self._length += len(lines)
+
+    def _cut_torn_line(self) -> None:
+        with self.path.open("rb") as file:
+            data = file.read()
+        self._length = data.rfind(b"\n") + 1
+        if self._length < len(data):
+            self._cut(self._length)
+
+
+class EventLog(_Journal):
     """Appends to ``events.jsonl``: ``{"kind": "round", "time": 1763193600.5, "version": 12, …}``.
 
     Kinds in use: start, resume, round, eval, checkpoint, worker_lost, health, stall, restart, rollback, dial,
@@ -44,19 +109,16 @@ class EventLog:
         clock: Callable[[], float] = time.time,
         on_fault: Callable[[str], None] = _log.warning,
     ) -> None:
-        self._journal = _Journal(Path(path), "events are missing there", on_fault)
+        super().__init__(Path(path), "events are missing there", on_fault)
         self._clock = clock
 
     def append(self, kind: str, fields: Mapping[str, Any] | None = None) -> None:
         """Write one event. NaN and infinities become null; numpy values and paths become plain ones."""
-        self._journal.append({"kind": kind, "time": round(self._clock(), 3), **(fields or {})})
-
-    def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        self._journal.close()
+        at = {"time": round(self._clock(), 3)}
+        self._append_lines(_to_json({"kind": kind, **at, **(fields or {})}) + b"\n", at)
 
 
-class ScheduleLog:
+class ScheduleLog(_Journal):
     """Appends to ``schedule.jsonl``, from which a run can be repeated bit for bit.
 
     A checkpoint keeps `offset`; a resumed run first goes back to it with `truncate`, so that the file always
@@ -65,7 +127,7 @@ class ScheduleLog:
     """
 
     def __init__(self, path: str | Path, on_fault: Callable[[str], None] = _log.warning) -> None:
-        self._journal = _Journal(Path(path), "the run cannot be replayed", on_fault)
+        super().__init__(Path(path), "the run cannot be replayed", on_fault)
         self.lines: list[str] = []
 
     def flush(self) -> None:
@@ -73,12 +135,7 @@ class ScheduleLog:
         if self.lines:
             lines = "".join(self.lines).encode()
             self.lines.clear()
-            self._journal.append_lines(lines)
-
-    @property
-    def gap(self) -> bool:
-        """True while records are missing at the end of the file without a record that says so."""
-        return self._journal.gap
+            self._append_lines(lines)
 
     def offset(self) -> int:
         """Length of the file in bytes, once the disk has all of it: what a checkpoint may rely on.
@@ -87,25 +144,25 @@ class ScheduleLog:
         """
         self.flush()
         try:
-            return self._journal.sync()
+            return self._sync()
         except OSError as error:
-            raise CheckpointError(f"{self._journal.path} could not be written: {error}") from error
+            raise CheckpointError(f"{self.path} could not be written: {error}") from error
 
     def truncate(self, offset: int, gap: bool = False) -> None:
         """Forget everything written after `offset` was taken; ``gap`` is what the property was then."""
-        length = self._journal.sync()
+        length = self._sync()
         if not 0 <= offset <= length:
             raise CheckpointError(
-                f"{self._journal.path} has {length} bytes, the checkpoint knows of {offset}: it was cut or "
+                f"{self.path} has {length} bytes, the checkpoint knows of {offset}: it was cut or "
                 "replaced. Put the right file back, or start the run anew with `offbeat train`"
             )
-        self._journal.truncate(offset)
-        self._journal.gap = gap
+        self._cut(offset)
+        self.gap = gap
 
     def close(self) -> None:
         """Write what was taken and close the file; a second call does nothing."""
         self.flush()
-        self._journal.close()
+        super().close()
 
 
 def read_events(path: str | Path) -> list[Record]:
@@ -131,77 +188,6 @@ def read_rounds(path: str | Path) -> list[Record]:
 def read_schedule(path: str | Path) -> list[Record]:
     """All records of a schedule, in the order in which they were written."""
     return list(_read_lines(Path(path)))
-
-
-class _Journal:
-    """A file of JSON lines that only grows, except when it is truncated.
-
-    ``gap``: records are missing since the last one written, and the file does not say so yet.
-    """
-
-    def __init__(self, path: Path, consequence: str, on_fault: Callable[[str], None]) -> None:
-        self.path = path
-        self.gap = False
-        self._consequence = consequence
-        self._on_fault = on_fault
-        self._has_told = False
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab", buffering=0)
-        self._length = 0  # of all whole lines, in bytes
-        self._cut_torn_line()
-
-    def append(self, record: Mapping[str, Any]) -> None:
-        self.append_lines(_to_json(record) + b"\n", {"time": record["time"]} if "time" in record else {})
-
-    def append_lines(self, lines: bytes, time: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Write whole lines; ``time`` is that of a gap before them."""
-        try:
-            self._note_gap(time)
-            self._write(lines)
-        except OSError as error:
-            self.gap = True
-            if not self._has_told:
-                self._has_told = True
-                self._on_fault(f"{self.path} cannot be written, {self._consequence}: {error}")
-
-    def sync(self) -> int:
-        os.fsync(self._file.fileno())
-        return self._length
-
-    def truncate(self, length: int) -> None:
-        os.ftruncate(self._file.fileno(), length)
-        self._length = length
-
-    def close(self) -> None:
-        if self._file.closed:
-            return
-        with contextlib.suppress(OSError):  # `on_fault` has been called by append_lines
-            self._note_gap({})
-        with contextlib.suppress(OSError):
-            self._file.close()
-
-    def _note_gap(self, time: Mapping[str, Any]) -> None:
-        if self.gap:
-            self.truncate(self._length)  # drops what the disk took of a line it had no room for
-            self._write(_to_json({"kind": "gap", **time}) + b"\n")
-            self.gap = False
-
-    def _write(self, lines: bytes) -> None:
-        written = self._file.write(lines)
-        while written < len(lines):
-            written += self._file.write(lines[written:])
-        self._length += len(lines)
-
-    def _cut_torn_line(self) -> None:
-        with self.path.open("rb") as file:
-            data = file.read()
-        self._length = len(data) - _length_of_torn_line(data)
-        if self._length < len(data):
-            self.truncate(self._length)
-
-
-def _length_of_torn_line(data: bytes) -> int:
-    return len(data) - (data.rfind(b"\n") + 1)
 
 
 def _read_lines(path: Path) -> Iterator[Record]:

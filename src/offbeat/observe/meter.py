@@ -10,7 +10,6 @@ a segment that names none of them is one sample.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -104,7 +103,6 @@ class Meter:
         self._measured: dict[str, MetricValue] = {}  # metrics of the round that ended
         self._train_started_s = 0.0
         self._waiting: dict[int, tuple[int, int]] = {}  # ticket -> bytes and samples of its segment
-        self._queued_bytes = 0
         self._recent_returns: deque[float] = deque(maxlen=_EPISODES_AVERAGED)
         self._recent_rounds_s: deque[float] = deque(maxlen=_ROUNDS_AVERAGED)
         self._rounds_here = 0
@@ -145,22 +143,15 @@ class Meter:
         ticket, samples = segment.ticket, _num_samples(segment)
         self._samples_by[ticket.collector] += samples
         self._waiting[ticket.number] = (event.num_bytes, samples)
-        self._queued_bytes += event.num_bytes
         self._window.samples += samples
         totals.arrived += 1
         totals.samples += samples
         totals.env_steps += segment.units.get("env_steps", 0)
 
     def _dropped(self, event: SegmentDropped, now_s: float) -> None:
-        samples = self._leave_queue(event.ticket)
+        _, samples = self._waiting.pop(event.ticket, _NOTHING)
         self._totals.dropped_samples += samples
         self._totals.dropped_stale_samples += samples if event.reason == "stale" else 0
-
-    def _leave_queue(self, ticket: int) -> int:
-        """Take a segment out of the queue; return its samples."""
-        num_bytes, samples = self._waiting.pop(ticket, _NOTHING)
-        self._queued_bytes -= num_bytes
-        return samples
 
     def _collector_down(self, event: CollectorDown, now_s: float) -> None:
         self._totals.worker_restarts += 1
@@ -177,55 +168,54 @@ class Meter:
 
         A learner that takes several optimizer steps per round reports how many as ``learn/gradient_steps``.
         """
-        batch, metrics, ended_s = event.batch, event.metrics, event.ended_s
-        signals = self._measure(batch, ended_s, metrics)
+        batch, metrics, ended_s, totals = event.batch, event.metrics, event.ended_s, self._totals
+        start_s, self._last_round_s = self._window.start_s or 0.0, ended_s
+        weights = [
+            self._waiting.pop(segment.ticket.number, _NOTHING)[1] or _num_samples(segment)
+            for segment in batch.segments
+        ]
+        signals = self._measure(event, max(ended_s - start_s, 1e-9), weights)
         oldest = max(metrics.get("pace/max_sample_age", 0), self._measured["pace/max_sample_age"])
         self.max_staleness = max(self.max_staleness, int(oldest))
-        self._totals.global_steps += metrics.get("learn/gradient_steps", 1.0)
-        self._remember_speed(ended_s)
-        left = [self._waiting.pop(segment.ticket.number, _NOTHING) for segment in batch.segments]
-        self._queued_bytes -= sum([num_bytes for num_bytes, _ in left])
+        totals.global_steps += metrics.get("learn/gradient_steps", 1.0)
+        totals.trained_samples += sum(weights)
+        totals.elapsed_s += max(ended_s - start_s, 1e-9)
+        # Without the start of the collectors before the first round.
+        self._recent_rounds_s.append(ended_s - max(start_s, self._first_ticket_s))
+        self._rounds_here += 1
+        if self._rounds_here == _ROUNDS_TRUSTED:
+            for _ in range(len(self._recent_rounds_s) - _ROUNDS_TRUSTED):
+                self._recent_rounds_s.popleft()
         self._count_episodes(batch)
-        self._last_round_s = ended_s
         self._window = _Window(start_s=ended_s)
         return signals
 
-    def _measure(self, batch: Batch, ended_s: float, metrics: Metrics) -> Signals:
-        window, num_collectors = self._window, len(self._samples_by)
-        round_s, train_s = max(ended_s - self._window_start(), 1e-9), ended_s - self._train_started_s
-        active_s = max(round_s - window.paused_s, 1e-9)
+    def _measure(self, event: RoundTrained, round_s: float, weights: Sequence[int]) -> Signals:
+        batch, window, num_collectors = event.batch, self._window, len(self._samples_by)
+        train_s, active_s = event.ended_s - self._train_started_s, max(round_s - window.paused_s, 1e-9)
         collect_s = sum([segment.collect_s for segment in batch.segments]) / num_collectors
-        collect_idle = _share(active_s - self._busy_s(ended_s) / num_collectors, active_s)
+        collect_idle = _share(active_s - self._busy_s(event.ended_s) / num_collectors, active_s)
         train_idle = _share(active_s - train_s, active_s)
-        waiting, segments = self._waiting, batch.segments
-        weights = [waiting.get(s.ticket.number, _NOTHING)[1] or _num_samples(s) for s in segments]
-        self._totals.elapsed_s += round_s
-        self._totals.trained_samples += sum(weights)
+        # The side that idles less holds the other up.
+        slower = "collect" if collect_idle < train_idle else "train"
+        busiest_s = max(collect_s, train_s)
         self._measured = {
             **_ages(batch.staleness(), weights, self._threshold),
             "pace/collect_idle_ratio": collect_idle,
             "pace/train_idle_ratio": train_idle,
-            "pace/bottleneck": _bottleneck(collect_idle, train_idle),
-            "pace/overlap_efficiency": _ratio(active_s, max(collect_s, train_s)),
-            "rollout/steps_per_s": _ratio(window.samples, round_s),
-            "learn/samples_per_s": _ratio(sum(weights), round_s),
+            "pace/bottleneck": slower if abs(collect_idle - train_idle) > _BALANCED_WITHIN else "balanced",
+            "pace/overlap_efficiency": active_s / busiest_s if busiest_s > 0 else math.nan,
+            "rollout/steps_per_s": window.samples / round_s,
+            "learn/samples_per_s": sum(weights) / round_s,
             "time/round_s": round_s,
             "time/collect_s": collect_s,
             "time/train_s": train_s,
             "time/publish_s": window.publish_s,
             "time/wait_s": max(0.0, round_s - train_s - window.publish_s),
         }
-        ess, kl = metrics.get("learn/ess"), metrics.get("learn/behaviour_kl")
-        costs = _finite_or_none(ess), _finite_or_none(kl)
+        found = event.metrics.get("learn/ess"), event.metrics.get("learn/behaviour_kl")
+        costs = [value if value is not None and math.isfinite(value) else None for value in found]
         return Signals(active_s, collect_s, train_s, collect_idle, train_idle, *costs)
-
-    def _remember_speed(self, now_s: float) -> None:
-        """Keep how long the round took, without the start of the collectors before the first one."""
-        self._recent_rounds_s.append(now_s - max(self._window_start(), self._first_ticket_s))
-        self._rounds_here += 1
-        if self._rounds_here == _ROUNDS_TRUSTED:
-            for _ in range(len(self._recent_rounds_s) - _ROUNDS_TRUSTED):
-                self._recent_rounds_s.popleft()
 
     def _count_episodes(self, batch: Batch) -> None:
         """Episodes count with the round that trains them: in an order that does not depend on timing."""
@@ -239,9 +229,6 @@ class Meter:
     def _start_window(self, now_s: float) -> None:
         if self._window.start_s is None:
             self._window.start_s = now_s
-
-    def _window_start(self) -> float:
-        return self._window.start_s or 0.0
 
     # ------------------------------------------------------------ weights, evaluation, checkpoints
 
@@ -301,21 +288,10 @@ class Meter:
     def _round_trained(self, event: RoundTrained, now_s: float) -> None:
         """Collect all metrics of the round; the learner's own names win over ours."""
         self._count_skipped()
+        totals, pace, counts = self._totals, self._pace, self._pace.counts()
+        since_s = max(0.0, now_s - (now_s if self._window.start_s is None else self._window.start_s))
         self.metrics = {
             **self._measured,
-            **self._pace_metrics(),
-            **self._rollout_metrics(),
-            **self._learn_metrics(),
-            **self._time_metrics(now_s),
-            **(_NO_SYSTEM if self._system is None else self._system(now_s)),
-            "system/workers_alive": self._pace.num_up,
-            "system/worker_restarts": self._totals.worker_restarts,
-            **event.metrics,
-        }
-
-    def _pace_metrics(self) -> dict[str, MetricValue]:
-        totals, pace, counts = self._totals, self._pace, self._pace.counts()
-        return {
             "pace/off_policy_degree": pace.degree,
             "pace/collect_count": totals.arrived,
             "pace/train_count": pace.version,
@@ -325,12 +301,7 @@ class Meter:
             "queue/size": counts.ready,
             "queue/total_produced": totals.arrived,
             "queue/total_consumed": counts.trained,
-            "queue/bytes": self._queued_bytes,
-        }
-
-    def _rollout_metrics(self) -> Metrics:
-        totals = self._totals
-        return {
+            "queue/bytes": sum([num_bytes for num_bytes, _ in self._waiting.values()]),
             "rollout/return_mean": self._return_mean,
             "rollout/return_mean_100": self.return_mean_100,
             "rollout/length_mean": self._length_mean,
@@ -341,11 +312,6 @@ class Meter:
             # The environments of a collector step together: collectors are the finest balance there is.
             "rollout/samples_by_env_min": min(self._samples_by),
             "rollout/samples_by_env_max": max(self._samples_by),
-        }
-
-    def _learn_metrics(self) -> Metrics:
-        totals, pace = self._totals, self._pace
-        return {
             "learn/global_steps": totals.global_steps,
             "learn/processed_samples": totals.trained_samples,
             "weights/current_param_version": pace.version,
@@ -355,14 +321,12 @@ class Meter:
             "weights/param_sync_requests": totals.publishes + totals.publish_failures,
             "weights/sync_failures": totals.publish_failures,
             "weights/sync_time_s": self._sync_time_s,
-        }
-
-    def _time_metrics(self, now_s: float) -> Metrics:
-        since_s = max(0.0, now_s - (self._window.start_s if self._window.start_s is not None else now_s))
-        rounds_left = max(0, self._pace.rounds - self._pace.version)
-        return {
-            "time/elapsed_s": self._totals.elapsed_s + since_s,
-            "time/eta_s": _mean(self._recent_rounds_s) * rounds_left,
+            "time/elapsed_s": totals.elapsed_s + since_s,
+            "time/eta_s": _mean(self._recent_rounds_s) * max(0, pace.rounds - pace.version),
+            **(_NO_SYSTEM if self._system is None else self._system(now_s)),
+            "system/workers_alive": pace.num_up,
+            "system/worker_restarts": totals.worker_restarts,
+            **event.metrics,
         }
 
     # ------------------------------------------------------------ state
@@ -394,7 +358,6 @@ class Meter:
         self._return_mean, self._length_mean = state["return_mean"], state["length_mean"]
         queued = {int(number): size for number, size in state["queued_bytes"].items()}
         self._waiting = {number: (queued.get(number, 0), 0) for number in ready}
-        self._queued_bytes = sum(size for size, _ in self._waiting.values())
         self._window = _Window()
         self._rounds_here, self._first_ticket_s, self._last_round_s = 0, 0.0, 0.0
         self._steps_before = self._totals.env_steps
@@ -411,40 +374,26 @@ def _num_samples(segment: Segment) -> int:
 
 def _ages(ages: Sequence[int], weights: Sequence[int], threshold: int) -> Metrics:
     """Return the staleness of what a round trained, in versions, weighted by samples."""
-    weighted, total = sorted(zip(ages, weights, strict=True)), sum(weights)
-    mean = oldest = p95 = stale = 0.0
-    if total:
-        sums = itertools.accumulate([weight for _, weight in weighted])
-        mean = sum([age * weight for age, weight in weighted]) / total
-        oldest = float(weighted[-1][0])
-        p95 = float(next(age for (age, _), seen in zip(weighted, sums, strict=True) if seen >= 0.95 * total))
-        stale = sum([weight for age, weight in weighted if age > threshold]) / total
+    total = sum(weights)
+    age_sum = seen = stale = oldest = p95 = 0
+    for age, weight in sorted(zip(ages, weights, strict=True)):
+        if seen < 0.95 * total:
+            p95 = age
+        oldest = age if total else 0
+        seen += weight
+        age_sum += age * weight
+        stale += weight if age > threshold else 0
     return {
-        "pace/avg_sample_age": mean,
-        "pace/max_sample_age": oldest,
-        "pace/p95_sample_age": p95,
-        "pace/stale_samples_ratio": stale,
+        "pace/avg_sample_age": age_sum / max(total, 1),
+        "pace/max_sample_age": float(oldest),
+        "pace/p95_sample_age": float(p95),
+        "pace/stale_samples_ratio": stale / max(total, 1),
     }
-
-
-def _bottleneck(collect_idle: float, train_idle: float) -> str:
-    """The side that idles less holds the other up."""
-    if abs(collect_idle - train_idle) <= _BALANCED_WITHIN:
-        return "balanced"
-    return "collect" if collect_idle < train_idle else "train"
 
 
 def _share(part: float, whole: float) -> float:
     return min(1.0, max(0.0, part / whole))
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole > 0 else math.nan
-
-
 def _mean(values: Sequence[float] | deque[float]) -> float:
     return sum(values) / len(values) if values else math.nan
-
-
-def _finite_or_none(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

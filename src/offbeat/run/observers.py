@@ -11,8 +11,10 @@ from offbeat.observe.callbacks import Callback, CallbackObserver, RunControl, Ru
 from offbeat.observe.console import make_console
 from offbeat.observe.events import ScheduleLog
 from offbeat.observe.journal import Journal
+from offbeat.pacing.events import Handlers, Published, RoundTrained, SegmentArrived, Started
+from offbeat.run.collectors import Collectors
 from offbeat.run.driver import Driver, StartPoint
-from offbeat.run.schedule import ScheduleRecorder
+from offbeat.types import StateTree
 
 
 def attach(
@@ -28,11 +30,11 @@ def attach(
 
     Callbacks add metrics to a round before the journal writes it; all else is written first.
     """
-    settings, directory, meter = driver.spec.settings, driver.spec.directory, driver.meter
+    settings, directory = driver.spec.settings, driver.spec.directory
     kind = "none" if quiet else settings.observe.console
     console = make_console(kind, summary, settings.observe.log_interval_s)
     everybody = (*callbacks, console)
-    hooks = CallbackObserver(everybody, summary, control, lambda: meter.metrics, lambda: meter.eval_metrics)
+    hooks = CallbackObserver(everybody, summary, control, driver.meter)
     if directory is not None:
         _attach_files(driver, point, summary.name, directory, hooks)
     else:
@@ -60,3 +62,50 @@ def _attach_files(
     driver.observe(schedule.handlers(), close=log.close, flush=log.flush, state=schedule.state_dict)
     driver.observe(hooks.round_handlers())
     driver.observe(journal.handlers(), close=journal.close)
+
+
+class ScheduleRecorder:
+    """The schedule as an observer: a line per segment and round in ``schedule.jsonl``, for replay."""
+
+    def __init__(self, log: ScheduleLog, collectors: Collectors) -> None:
+        self._log, self._add = log, log.lines.append
+        self._collectors = collectors
+        self._end = ""
+        self._weights = ""
+
+    def handlers(self) -> Handlers:
+        """Return the handlers of a run's events."""
+        return {
+            Started: self._started,
+            SegmentArrived: self._arrived,
+            RoundTrained: self._trained,
+            Published: self._published,
+        }
+
+    def state_dict(self) -> dict[str, StateTree]:
+        """Return what a checkpoint relies on of the file; CheckpointError when the disk does not take it."""
+        return {"schedule_offset": self._log.offset(), "schedule_gap": self._log.gap}
+
+    def _started(self, event: Started, now_s: float) -> None:
+        self._end = f',"rollbacks":{self._collectors.rollbacks}}}\n'
+
+    def _arrived(self, event: SegmentArrived, now_s: float) -> None:
+        ticket = event.segment.ticket
+        incarnation = self._collectors.rows[ticket.collector].start.incarnation
+        self._add(
+            f'{{"kind":"segment","ticket":{ticket.number},"lane":{ticket.collector},"version":{ticket.version},'
+            f'"deadline":{ticket.deadline},"incarnation":{incarnation}{self._end}'
+        )
+
+    def _published(self, event: Published, now_s: float) -> None:
+        if event.checksum is not None:
+            self._weights = f',"weights":[{event.version},{event.checksum}]'
+
+    def _trained(self, event: RoundTrained, now_s: float) -> None:
+        """Write a round with the newest published version and its checksum."""
+        batch = event.batch
+        tickets = ",".join([str(segment.ticket.number) for segment in batch.segments])
+        self._add(
+            f'{{"kind":"round","version":{batch.version},"tickets":[{tickets}],'
+            f'"degree":{batch.off_policy_degree}{self._weights}}}\n'
+        )
