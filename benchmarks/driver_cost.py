@@ -616,7 +616,7 @@ CORE_OLD = {
 """What a reader has to know to understand a run, by folder."""
 CORE_NEW = {
     "": TOP,
-    "run": "__init__ adapters collectors directory driver observers replay report restarts saving"
+    "run": "__init__ adapters collectors directory driver observers replay restarts saving"
     " signals start stepwise waits",
     "pacing": "__init__ actions auto config coordinator deadlines events intset ledger recorded",
     "runtime": "__init__ base checksum clock inline learning serve spec supervision threads",

@@ -23,8 +23,7 @@ from offbeat.run.adapters import as_collect, as_evaluate, as_learn
 from offbeat.run.driver import Driver, StartPoint
 from offbeat.run.observers import attach
 from offbeat.run.replay import ReplayOptions, ReplayReport, Stage, replay
-from offbeat.run.report import Report
-from offbeat.run.restarts import OpenRun, RestartPolicy, start_point
+from offbeat.run.restarts import OpenRun, Report, RestartPolicy, start_point
 from offbeat.runtime import make_runtime
 from offbeat.runtime.clock import SystemClock
 from offbeat.runtime.spec import RunSpec

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from offbeat.pacing.events import Signals
@@ -23,55 +24,6 @@ class AutoConfig:
     max_behaviour_kl: float = 0.1
     patience: int = 4
     max_patience: int = 64
-
-
-@dataclass(slots=True)
-class _Mean:
-    """A running mean of the values that were given; None before the first."""
-
-    total: float = 0.0
-    count: int = 0
-
-    def add(self, value: float | None) -> None:
-        if value is not None:
-            self.total += value
-            self.count += 1
-
-    @property
-    def value(self) -> float | None:
-        return self.total / self.count if self.count else None
-
-
-@dataclass(slots=True)
-class _Window:
-    """Measurements at one k. The first ``settling`` rounds still belong to the k before."""
-
-    settling: int
-    round_s: _Mean = field(default_factory=_Mean)
-    collect_idle: _Mean = field(default_factory=_Mean)
-    train_idle: _Mean = field(default_factory=_Mean)
-    ess: _Mean = field(default_factory=_Mean)
-    behaviour_kl: _Mean = field(default_factory=_Mean)
-
-    def add(self, signals: Signals) -> None:
-        if self.settling:
-            self.settling -= 1
-            return
-        self.round_s.add(signals.round_s)
-        self.collect_idle.add(signals.collect_idle)
-        self.train_idle.add(signals.train_idle)
-        self.ess.add(signals.ess)
-        self.behaviour_kl.add(signals.behaviour_kl)
-
-    @property
-    def idle(self) -> float:
-        """Idle share of the busier side: the bottleneck."""
-        return min(self.collect_idle.value or 0.0, self.train_idle.value or 0.0)
-
-    def costly(self, config: AutoConfig) -> bool:
-        """Return True if the data says that staleness costs too much."""
-        ess, kl = self.ess.value, self.behaviour_kl.value
-        return (ess is not None and ess < config.min_ess) or (kl is not None and kl > config.max_behaviour_kl)
 
 
 @dataclass(slots=True)
@@ -102,30 +54,41 @@ class AutoDial:
     def __init__(self, config: AutoConfig, degree: int = 0) -> None:
         self.config = config
         self.degree = min(degree, config.maximum)
-        self._window = _Window(settling=1)
+        self._window: list[Signals] = []  # rounds at this k
+        self._settling = 1  # rounds that still belong to the k before
         self._trial: tuple[int, float] | None = None  # direction, and time per round before
         self._ceiling = _Limit(config.patience)
         self._floor = _Limit(config.patience)
 
     def update(self, signals: Signals) -> int:
         """Take a round's measurements; return the k to use from now on."""
-        self._window.add(signals)
-        if self._window.round_s.count >= self.config.window:
+        if self._settling:
+            self._settling -= 1
+            return self.degree
+        self._window.append(signals)
+        if len(self._window) >= self.config.window:
+            before = self.degree
             self._step(self._window)
+            self._window = []
+            self._settling = 0 if self.degree == before else max(before, self.degree) + 1
         return self.degree
 
-    def _step(self, window: _Window) -> None:
-        before = self.degree
+    def _step(self, window: list[Signals]) -> None:
+        config = self.config
         for limit in (self._ceiling, self._floor):
             limit.hold = max(0, limit.hold - 1)
         trial, self._trial = self._trial, None
-        round_s = window.round_s.value or 0.0
-        if window.costly(self.config) and self.degree > 0:
+        round_s = _mean([one.round_s for one in window]) or 0.0
+        idle = [_mean([one.collect_idle for one in window]), _mean([one.train_idle for one in window])]
+        ess, kl = _mean([one.ess for one in window]), _mean([one.behaviour_kl for one in window])
+        is_costly = (ess is not None and ess < config.min_ess) or (
+            kl is not None and kl > config.max_behaviour_kl
+        )
+        if is_costly and self.degree > 0:
             self.degree //= 2
-            self._ceiling.found(self.degree, self.config.max_patience)
+            self._ceiling.found(self.degree, config.max_patience)
         elif trial is None or self._succeeded(trial, round_s):
-            self._try_next(window.idle, round_s)
-        self._window = _Window(settling=0 if self.degree == before else max(before, self.degree) + 1)
+            self._try_next(min(share or 0.0 for share in idle), round_s)
 
     def _succeeded(self, trial: tuple[int, float], round_s: float) -> bool:
         """Judge a trial: what was learned becomes a limit; a step that failed is taken back."""
@@ -166,4 +129,10 @@ class AutoDial:
         """Continue from a saved state; the running window starts again."""
         self.degree = min(state["degree"], self.config.maximum)
         self._ceiling, self._floor = _Limit(*state["ceiling"]), _Limit(*state["floor"])
-        self._window, self._trial = _Window(settling=self.degree + 1), None
+        self._window, self._settling, self._trial = [], self.degree + 1, None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that were measured; None without any."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

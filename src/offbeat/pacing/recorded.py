@@ -8,7 +8,7 @@ they share nothing.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,20 +44,11 @@ class RecordedSegment:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedRound:
-    """A round line of ``schedule.jsonl``: the tickets it trained, in order."""
-
-    version: int
-    tickets: tuple[int, ...]
-    degree: int
-
-
-@dataclass(frozen=True, slots=True)
 class Schedule:
     """A run without its data: segments and rounds by version, and checksums of published weights."""
 
     segments: Mapping[int, tuple[RecordedSegment, ...]]
-    rounds: Mapping[int, RecordedRound]
+    rounds: Mapping[int, Train]
     checksums: Mapping[int, int] = field(default_factory=dict)
 
     @staticmethod
@@ -75,7 +66,7 @@ class Schedule:
                     segments.setdefault(found.version, []).append(found)
                 else:
                     version, tickets = record["version"], tuple(record["tickets"])
-                    rounds[version] = RecordedRound(version, tickets, record["degree"])
+                    rounds[version] = Train(version, tickets, record["degree"])
                     if "weights" in record:
                         published, checksum = record["weights"]
                         checksums[published] = checksum
@@ -114,6 +105,7 @@ class RecordedPace:
         self.rollbacks = 0
         self.published = -1
         self.eval_skipped = 0
+        self.is_held = False
         self.warm_at_s = -math.inf
         self.rounds = until
         self._schedule = schedule
@@ -126,10 +118,9 @@ class RecordedPace:
         self._have_worked: set[int] = set()  # collectors that made a segment in this incarnation
         self._gone: dict[int, tuple[int, str]] = {}  # collector -> incarnation lost for good, and why
         self._running: dict[int, RecordedSegment] = {}
-        self._running_on: Counter[int] = Counter()
         self._ready: dict[int, int] = {}  # ticket -> oldest version in its segment
-        self._training: RecordedRound | None = None
-        self._num_issued = self._num_trained = 0
+        self._training: Train | None = None
+        self._num_trained = 0
         self._stop_reason: str | None = None
         self._failed = False
         self._finished = False
@@ -139,7 +130,7 @@ class RecordedPace:
         """Continue at a version, with the k that was recorded for its round."""
         self.version = version
         found = self._schedule.rounds.get(version)
-        self.degree = 0 if found is None else found.degree
+        self.degree = 0 if found is None else found.off_policy_degree
 
     # ------------------------------------------------------------ state for observers
 
@@ -153,15 +144,10 @@ class RecordedPace:
         """True when no further round starts."""
         return self._finished or self._stop_reason is not None or self.version >= self.rounds
 
-    @property
-    def is_held(self) -> bool:
-        """Nothing is held in a replay."""
-        return False
-
     def counts(self) -> Counts:
         """Tickets by fate, as far as they were repeated."""
-        running, ready = len(self._running), len(self._ready)
-        return Counts(self._num_issued, running, ready, self._num_trained, 0, 0)
+        running, ready, trained = len(self._running), len(self._ready), self._num_trained
+        return Counts(running + ready + trained, running, ready, trained, dropped=0, lost=0)
 
     def lag(self) -> float:
         """Outstanding segments, in rounds."""
@@ -195,7 +181,6 @@ class RecordedPace:
                 self._collector_down(event)
             case SegmentArrived(segment):
                 found = self._running.pop(segment.ticket.number)
-                self._running_on[found.lane] -= 1
                 self._have_worked.add(found.lane)
                 self._ready[found.ticket] = segment.oldest_version
             case RoundTrained(version, batch):
@@ -220,7 +205,6 @@ class RecordedPace:
         lost = [one for one in self._running.values() if one.lane == event.collector]
         for one in lost:
             del self._running[one.ticket]
-        self._running_on[event.collector] = 0
         if lost:
             self._queues.setdefault(event.collector, deque()).extendleft(reversed(lost))
         if not event.restorable:  # another one starts, in the place of one that may have to continue
@@ -271,7 +255,7 @@ class RecordedPace:
                     self._stop_reason = (
                         f"collector {collector} was lost during the replay and cannot continue: {reason}"
                     )
-                elif not self._running_on[collector]:
+                elif all(one.lane != collector for one in self._running.values()):
                     self.incarnations[collector] = segment.incarnation
                     self._up.discard(collector)
                     self._have_worked.discard(collector)
@@ -279,8 +263,6 @@ class RecordedPace:
                 break
             queue.popleft()
             self._running[segment.ticket] = segment
-            self._running_on[collector] += 1
-            self._num_issued += 1
             actions.append(Issue(self._ticket(segment)))
         if not queue:
             del self._queues[collector]
@@ -299,7 +281,7 @@ class RecordedPace:
                 f"round {self.version} trained tickets {missing}, which the schedule does not have"
             )
         self._training = found
-        return Train(found.version, found.tickets, found.degree)
+        return found
 
     def _finish(self, reason: str) -> Sequence[Action]:
         self._finished = True

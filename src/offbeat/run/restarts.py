@@ -6,10 +6,11 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
 from offbeat.checkpoint.lock import RunLock
@@ -17,12 +18,13 @@ from offbeat.config.models import RunSection
 from offbeat.errors import CheckpointError, DivergedError, LearnerLost, OffbeatError, TrainError
 from offbeat.observe.callbacks import MetricValue
 from offbeat.observe.tensorboard_server import TensorBoardServer
+from offbeat.pacing import Counts
 from offbeat.pacing.actions import Pace
 from offbeat.pacing.events import Request, Restarting, StopRequested
 from offbeat.run.collectors import Loss
 from offbeat.run.driver import Driver, StartPoint
-from offbeat.run.report import Report, report_of
 from offbeat.runtime.clock import Clock
+from offbeat.types import Metrics
 
 _log = logging.getLogger(__name__)
 LONGEST_PAUSE_S = 30.0
@@ -114,6 +116,29 @@ def _newest_before(manager: CheckpointManager, version: int) -> LoadedCheckpoint
         except CheckpointError:
             continue
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Outcome of a run. ``metrics`` are the last round's, ``eval_metrics`` the last evaluation's.
+
+    ``env_steps`` counts from the run's first round, ``steps_per_s`` what this start of it trained, from its
+    first ticket to the end of its last round.
+    """
+
+    version: int
+    reason: str
+    counts: Counts
+    metrics: dict[str, MetricValue]
+    eval_metrics: Metrics
+    wall_s: float
+    env_steps: int
+    steps_per_s: float
+    max_staleness: int
+    weights: Any
+    digest: str | None
+    losses: tuple[Loss, ...] = ()
+    restarts: int = 0
 
 
 class OpenRun:
@@ -255,5 +280,25 @@ class OpenRun:
         return self.report()
 
     def report(self) -> Report:
-        """Return the report of the run, once it is finished."""
-        return report_of(self.driver, self._policy.losses, self._policy.attempts)
+        """Return the report of the run, once it is finished; OffbeatError when it failed."""
+        driver = self.driver
+        finish, snapshot, meter = driver.finish, driver.saving.snapshot, driver.meter
+        assert finish is not None, "the run has not finished"
+        if finish.failed:
+            raise OffbeatError(finish.reason)
+        assert snapshot is not None
+        return Report(
+            version=driver.pace.version,
+            reason=finish.reason,
+            counts=driver.pace.counts(),
+            metrics=meter.metrics,
+            eval_metrics=meter.eval_metrics,
+            wall_s=driver.seconds,
+            env_steps=meter.env_steps,
+            steps_per_s=meter.steps_per_s,
+            max_staleness=meter.max_staleness,
+            weights=snapshot.weights,
+            digest=driver.saving.digest(),
+            losses=(*self._policy.losses, *driver.collectors.losses),
+            restarts=self._policy.attempts,
+        )

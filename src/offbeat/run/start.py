@@ -222,10 +222,12 @@ def open_run(
 ) -> Iterator[OpenedRun]:
     """Start a prepared run; leaving the block ends it."""
     config = prepared.config
-    was_reached = _had_reached(prepared.run_dir, config) if prepared.resumed else False
-    goal = _StopAtReturn(config.run.stop_return, was_reached)
-    notices = () if prepared.resumed else _startup_notes(config)
-    everybody = (*callbacks, goal, EarlierSettings(prepared.run_dir))
+    everybody, goal = [*callbacks], config.run.stop_return
+    if goal is not None:
+        everybody.append(_StopAtReturn(goal, prepared.resumed and _had_reached(prepared.run_dir, goal)))
+    everybody.append(EarlierSettings(prepared.run_dir))
+    notes = None if prepared.resumed else algorithms.find(config.algorithm.name).facts
+    notices = [] if notes is None else [f"{name}: {text}" for name, text in notes(config).items()]
     pipeline = make_pipeline(config, prepared.run_dir, prepared.name, everybody, notices)
     run = pipeline.open(config.run.rounds, resumed=prepared.resumed, stepwise=stepwise)
     with few_threads(config), stopping_on_signals(pipeline.stop, clock) as signals, run:
@@ -237,12 +239,6 @@ def run_to_completion(prepared: PreparedRun, callbacks: Sequence[Callback], cloc
     with open_run(prepared, callbacks, clock) as opened:
         report = opened.run.complete()
     return opened.result(report)
-
-
-def _startup_notes(config: RunConfig) -> list[str]:
-    """Return what the algorithm has to say before a run."""
-    notes = algorithms.find(config.algorithm.name).facts
-    return [f"{name}: {text}" for name, text in notes(config).items()] if notes is not None else []
 
 
 def make_pipeline(
@@ -300,19 +296,17 @@ def few_threads(config: RunConfig) -> Iterator[None]:
         yield
 
 
-def _had_reached(run_dir: Path, config: RunConfig) -> bool:
+def _had_reached(run_dir: Path, goal: float) -> bool:
     """Return True if a resumed run has reached its goal already."""
     manager = CheckpointManager(run_dir / "checkpoints")
-    if config.run.stop_return is None or not manager.versions():
-        return False
-    returns = manager.load().parts["meter"]["recent_returns"]
-    return len(returns) >= 100 and sum(returns) / len(returns) >= config.run.stop_return
+    returns = manager.load().parts["meter"]["recent_returns"] if manager.versions() else []
+    return len(returns) >= 100 and sum(returns) / len(returns) >= goal
 
 
 class _StopAtReturn(Callback):
     """Ends the run once the mean return of the last 100 training episodes reaches a goal."""
 
-    def __init__(self, goal: float | None, was_reached: bool = False) -> None:
+    def __init__(self, goal: float, was_reached: bool) -> None:
         self._goal = goal
         self._was_reached = was_reached
         self._control: RunControl | None = None
@@ -324,7 +318,6 @@ class _StopAtReturn(Callback):
 
     def on_round(self, info: RoundInfo) -> None:
         metrics = info.metrics
-        if self._goal is None or self._control is None or float(metrics["rollout/total_episodes"]) < 100:
-            return
-        if float(metrics["rollout/return_mean_100"]) >= self._goal:
+        has_enough = float(metrics["rollout/total_episodes"]) >= 100
+        if has_enough and float(metrics["rollout/return_mean_100"]) >= self._goal and self._control:
             self._control.finish(f"the last 100 episodes returned {self._goal:g} or more on average")

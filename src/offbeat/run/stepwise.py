@@ -77,12 +77,11 @@ class SyncRun:
         config: RunConfig,
         callbacks: Sequence[Callback],
         prepare: Callable[[Clock], PreparedRun],
-        clock: Clock | None = None,
     ) -> None:
         if (degree := config.async_training.off_policy_degree) != 0:
             raise ConfigError(not_stepwise(degree))
         self._prepared = prepare
-        self._clock = SystemClock() if clock is None else clock
+        self._clock = SystemClock()
         self._callbacks = tuple(callbacks)
         self._stack = contextlib.ExitStack()
         self._opened: OpenedRun | None = None
