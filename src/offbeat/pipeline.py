@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
+from offbeat.checkpoint import CheckpointManager
 from offbeat.config.models import AsyncTrainingConfig, RuntimeConfig, RuntimeKind
 from offbeat.config.settings import Settings
 from offbeat.errors import ConfigError, ReplayError
@@ -66,29 +66,54 @@ class Pipeline:
         notices: Sequence[str] = (),
         summary: RunSummary | None = None,
     ) -> None:
-        self._collect = as_collect(collect)
-        self._learn = as_learn(train, weights)
-        self._learner: Learner | None = train if isinstance(train, Learner) else None
-        self._initial_state = copy.deepcopy(train.state_dict()) if self._learner is not None else None
-        self._evaluate = as_evaluate(evaluate)
-        self.settings = _with_overrides(settings or Settings(), off_policy_degree, runtime, num_workers)
-        if self.settings.learner.num_ranks > 1 and not isinstance(train, PerWorker):
+        chosen = _with_overrides(settings or Settings(), off_policy_degree, runtime, num_workers)
+        if chosen.learner.num_ranks > 1 and not isinstance(train, PerWorker):
             raise ConfigError(
                 "learner.num_ranks above 1 needs a learner that each rank can make for itself: "
                 "give train=PerWorker(make), where make(context) uses context.ranks"
             )
-        self._segments_per_round = segments_per_round or self.settings.runtime.num_workers
-        self._seed = seed
-        self._mode: Literal["stream", "replay"] = mode
-        self._replay_ratio = replay_ratio
-        self._min_segments = min_segments
-        self._warmup_s = warmup_s
+        self._learner: Learner | None = train if isinstance(train, Learner) else None
+        self._initial_state = copy.deepcopy(train.state_dict()) if self._learner is not None else None
         self._run_dir = Path(run_dir) if run_dir is not None else None
+        self._spec = RunSpec(
+            collect=as_collect(collect),
+            learn=as_learn(train, weights),
+            evaluate=as_evaluate(evaluate),
+            settings=chosen,
+            seed=seed,
+            log_dir=self._run_dir / "logs" if self._run_dir is not None else None,
+            mode=mode,
+        )
+        dial = chosen.async_training
+        saves, judges = self._run_dir is not None and chosen.checkpoint.enabled, evaluate is not None
+        self._pace = PaceConfig(
+            rounds=0,
+            segments_per_round=segments_per_round or chosen.runtime.num_workers,
+            num_collectors=chosen.runtime.num_workers,
+            off_policy_degree=dial.off_policy_degree,
+            auto_max=dial.auto_max,
+            max_staleness=dial.max_staleness_allowed,
+            mode=mode,
+            replay_ratio=replay_ratio,
+            min_segments=max(dial.min_batch_count or 0, min_segments),
+            warmup_s=warmup_s,
+            max_outstanding=dial.max_queue_size,
+            publish_interval=dial.weight_sync_interval,
+            eval_interval=chosen.eval.interval_rounds if judges else None,
+            eval_at_end=chosen.eval.at_end and judges,
+            async_eval=dial.enable_async_eval,
+            checkpoint_interval=chosen.checkpoint.interval_rounds if saves else None,
+            checkpoint_interval_s=chosen.checkpoint.interval_s if saves else None,
+            checkpoint_at_end=saves,
+            issue_interval_s=dial.batch_generation_interval,
+            max_publish_retries=dial.max_sync_retries,
+            publish_retry_delay_s=dial.sync_retry_delay,
+            seed=seed,
+        )
         self._callbacks = tuple(callbacks)
         self._notices = tuple(notices)
-        self._summary = summary
+        self._summary = summary or RunSummary("pipeline", "", "", "", 0, 0, 0)
         self._requests: deque[Request] = deque()
-        self._pace = self._pace_config(rounds=0)
 
     def run(self, rounds: int) -> Report:
         """Train ``rounds`` rounds and report."""
@@ -110,22 +135,18 @@ class Pipeline:
         """
         if not resumed and self._run_dir is not None and (self._run_dir / "schedule.jsonl").exists():
             raise ConfigError(f"run_dir {self._run_dir} already holds a run: resume it, or choose another")
-        self._pace = self._pace_config(rounds, stepwise)
-        saved = self._newest() if resumed else None
+        self._pace = replace(self._pace, rounds=rounds, stepwise=stepwise)
+        manager = self._checkpoints() if resumed else None
+        saved = manager.load() if manager is not None and manager.versions() else None
         notices = () if resumed else self._notices
         point = start_point(saved) if saved is not None else StartPoint(warnings=notices, resumed=resumed)
-        policy = RestartPolicy(self.settings.run, self._run_dir, SystemClock())
+        policy = RestartPolicy(self._spec.settings.run, self._run_dir, SystemClock())
         return OpenRun(self._make_driver, point, policy, self._requests, self._run_dir)
-
-    def _newest(self) -> LoadedCheckpoint | None:
-        manager = self._checkpoints()
-        return manager.load() if manager.versions() else None
 
     def _make_driver(self, point: StartPoint) -> Driver:
         """Make the driver of one start of the run."""
-        spec, pace = self.spec(), Coordinator(self._pace)
-        runtime, clock = make_runtime(self.settings.runtime.kind), SystemClock().now_s
-        driver = Driver(spec, pace, runtime, clock, self._requests)
+        runtime = make_runtime(self._spec.settings.runtime.kind)
+        driver = Driver(self._spec, Coordinator(self._pace), runtime, SystemClock().now_s, self._requests)
         attach(driver, point, self._about(), self._callbacks, self.control())
         return driver
 
@@ -147,7 +168,7 @@ class Pipeline:
         after each round. ``until``: stop at this version, and with ``directory`` leave a run there that can
         be resumed.
         """
-        first = replace(self.spec(), learn=self._pristine_learn())
+        first = replace(self._spec, learn=self._pristine_learn())
         options = ReplayOptions(runtime, until, directory, on_round)
         stages = [(0, first), *later]
         return replay(stages, self._checkpoints(), self._about(), options, SystemClock())
@@ -155,7 +176,7 @@ class Pipeline:
     def _pristine_learn(self) -> PerWorker[Learner]:
         """Return what makes the learner as it was when the pipeline was made."""
         if self._learner is None:
-            return self._learn
+            return self._spec.learn
         try:
             learner = copy.deepcopy(self._learner)
         except Exception as error:
@@ -192,60 +213,18 @@ class Pipeline:
 
     def spec(self) -> RunSpec:
         """Return the roles, settings and seed, from which a runtime makes the roles."""
-        return RunSpec(
-            collect=self._collect,
-            learn=self._learn,
-            evaluate=self._evaluate,
-            settings=self.settings,
-            seed=self._seed,
-            log_dir=self._run_dir / "logs" if self._run_dir is not None else None,
-            mode=self._mode,
-        )
+        return self._spec
 
     def _about(self) -> RunSummary:
         """Return the summary that callbacks and the console get."""
-        settings = self.settings
+        settings = self._spec.settings
         return replace(
-            self._summary or RunSummary("pipeline", "", "", "", 0, 0, 0),
+            self._summary,
             runtime=settings.runtime.kind,
             num_workers=settings.runtime.num_workers,
             rounds=self._pace.rounds,
             off_policy_degree=settings.async_training.off_policy_degree,
             directory=self._run_dir,
-        )
-
-    def _pace_config(self, rounds: int, stepwise: bool = False) -> PaceConfig:
-        dial, checkpoint, evaluation = (
-            self.settings.async_training,
-            self.settings.checkpoint,
-            self.settings.eval,
-        )
-        saves = self._run_dir is not None and checkpoint.enabled
-        judges = self._evaluate is not None
-        return PaceConfig(
-            rounds=rounds,
-            segments_per_round=self._segments_per_round,
-            num_collectors=self.settings.runtime.num_workers,
-            off_policy_degree=dial.off_policy_degree,
-            auto_max=dial.auto_max,
-            max_staleness=dial.max_staleness_allowed,
-            mode=self._mode,
-            replay_ratio=self._replay_ratio,
-            min_segments=max(dial.min_batch_count or 0, self._min_segments),
-            warmup_s=self._warmup_s,
-            max_outstanding=dial.max_queue_size,
-            publish_interval=dial.weight_sync_interval,
-            eval_interval=evaluation.interval_rounds if judges else None,
-            eval_at_end=evaluation.at_end and judges,
-            async_eval=dial.enable_async_eval,
-            checkpoint_interval=checkpoint.interval_rounds if saves else None,
-            checkpoint_interval_s=checkpoint.interval_s if saves else None,
-            checkpoint_at_end=saves,
-            issue_interval_s=dial.batch_generation_interval,
-            max_publish_retries=dial.max_sync_retries,
-            publish_retry_delay_s=dial.sync_retry_delay,
-            seed=self._seed,
-            stepwise=stepwise,
         )
 
 

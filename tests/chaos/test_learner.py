@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +83,13 @@ def pipeline(
     runtime: Any = "threads",
     degree: int = 0,
     callbacks: Any = (),
+    checkpoint: CheckpointConfig | None = None,
+    train_timeout_s: float = 600.0,
 ) -> Pipeline:
     settings = Settings(
         async_training=AsyncTrainingConfig(off_policy_degree=degree),
-        runtime=RuntimeConfig(kind=runtime, num_workers=2),
-        checkpoint=CHECKPOINTS,
+        runtime=RuntimeConfig(kind=runtime, num_workers=2, train_timeout_s=train_timeout_s),
+        checkpoint=checkpoint or CHECKPOINTS,
         run=run or RunSection(restart_delay_s=0.0),
     )
     return Pipeline(
@@ -205,15 +206,11 @@ def test_going_further_back_passes_over_damaged_checkpoints(tmp_path: Path) -> N
                 manifest.write_bytes(manifest.read_bytes()[:20])
 
     run = RunSection(on_nan="rollback", restart_delay_s=0.0, max_restarts=2)
-    damaged = pipeline(directory, diverge_at_7, run, callbacks=[Damage()])
-    damaged.settings = replace(damaged.settings, checkpoint=replace_keep(3))
+    kept = CheckpointConfig(interval_rounds=2, interval_s=None, keep=3)
+    damaged = pipeline(directory, diverge_at_7, run, callbacks=[Damage()], checkpoint=kept)
     with pytest.raises(DivergedError):
         damaged.run(12)
     assert rollbacks(directory) == [6, 2]
-
-
-def replace_keep(keep: int) -> CheckpointConfig:
-    return CheckpointConfig(interval_rounds=2, interval_s=None, keep=keep)
 
 
 @pytest.mark.parametrize("plain", [True, False])
@@ -285,10 +282,8 @@ def test_dial_that_was_turned_stays_turned_after_a_restart(tmp_path: Path) -> No
 
     fault = once(tmp_path / "crashed", 9, crash)
     settings_run = RunSection(restart_delay_s=0.0)
-    turned = pipeline(tmp_path / "run", fault, settings_run, degree=3, callbacks=[Turn()])
-    turned.settings = replace(
-        turned.settings, checkpoint=CheckpointConfig(interval_rounds=6, interval_s=None)
-    )
+    saves = CheckpointConfig(interval_rounds=6, interval_s=None)
+    turned = pipeline(tmp_path / "run", fault, settings_run, degree=3, callbacks=[Turn()], checkpoint=saves)
     assert turned.run(20).restarts == 1
     last = read_rounds(tmp_path / "run" / "events.jsonl")[-1]
     assert last["metrics"]["pace/off_policy_degree"] == 0
@@ -326,9 +321,7 @@ def test_stalled_run_tells_who_waits_for_whom_and_where_it_stands(tmp_path: Path
             time.sleep(2.0)
         return 0.0
 
-    stalled = pipeline(tmp_path / "run", sleep_in_training)
-    limits = RuntimeConfig(kind="threads", num_workers=2, train_timeout_s=0.3)
-    stalled.settings = Settings(runtime=limits, checkpoint=CHECKPOINTS)
+    stalled = pipeline(tmp_path / "run", sleep_in_training, train_timeout_s=0.3)
     with pytest.raises(StallError) as caught:
         stalled.run(12)
     text = str(caught.value)

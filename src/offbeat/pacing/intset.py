@@ -53,13 +53,10 @@ class IntSet:
         if not self._len:
             return None
         place = start >> _BITS
-        if here := self._words.get(place, 0) >> (start & _MASK):
-            return start + _lowest(here)
-        above = self._used >> (place + 1)
-        place = place + 1 + _lowest(above) if above else _lowest(self._used)
-        return (place << _BITS) + _lowest(self._words[place])
-
-
-def _lowest(bits: int) -> int:
-    """Return the place of the lowest bit that is set."""
-    return (bits & -bits).bit_length() - 1
+        upper = start & _MASK
+        bits = self._words.get(place, 0) >> upper << upper
+        if not bits:
+            places = self._used >> (place + 1) << (place + 1) or self._used
+            place = (places & -places).bit_length() - 1
+            bits = self._words[place]
+        return (place << _BITS) + (bits & -bits).bit_length() - 1
