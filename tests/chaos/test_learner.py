@@ -84,7 +84,7 @@ def pipeline(
     degree: int = 0,
     callbacks: Any = (),
     checkpoint: CheckpointConfig | None = None,
-    train_timeout_s: float = 600.0,
+    train_timeout_s: float = 3600.0,
 ) -> Pipeline:
     settings = Settings(
         async_training=AsyncTrainingConfig(off_policy_degree=degree),

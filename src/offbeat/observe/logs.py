@@ -32,9 +32,12 @@ def open_log(
     logger.setLevel(level)
     logger.propagate = False
     path = Path(directory) / f"{role}.log"
-    if not any(_writes_to(handler, path) for handler in logger.handlers):
+    files = [handler for handler in logger.handlers if isinstance(handler, logging.FileHandler)]
+    if not any(Path(handler.baseFilename) == path.absolute() for handler in files):
         close_log(logger)
-        handler = _file_handler(path, on_fault or _tell_stderr)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handler = _FileHandler(path, on_fault or (lambda text: print(text, file=sys.stderr)))
+        handler.setFormatter(logging.Formatter(_FORMAT, _DATE_FORMAT))
         logger.addHandler(handler)
         if role == "run" if whole_process is None else whole_process:
             package = logging.getLogger("offbeat")
@@ -91,18 +94,3 @@ class _FileHandler(logging.FileHandler):
         """Close the file, also when the disk does not take its last lines."""
         with contextlib.suppress(OSError):
             super().close()
-
-
-def _tell_stderr(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-
-
-def _file_handler(path: Path, on_fault: Callable[[str], None]) -> logging.FileHandler:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handler = _FileHandler(path, on_fault)
-    handler.setFormatter(logging.Formatter(_FORMAT, _DATE_FORMAT))
-    return handler
-
-
-def _writes_to(handler: logging.Handler, path: Path) -> bool:
-    return isinstance(handler, logging.FileHandler) and Path(handler.baseFilename) == path.absolute()

@@ -66,7 +66,7 @@ class _Totals:
 class _Window:
     """Since the last round ended."""
 
-    start_s: float | None = None
+    start_s: float = math.inf
     samples: int = 0
     publish_s: float = 0.0
     paused_s: float = 0.0
@@ -132,13 +132,11 @@ class Meter:
     # ------------------------------------------------------------ collecting
 
     def _issued(self, event: Issued, now_s: float) -> None:
-        if self._window.start_s is None:
-            self._window.start_s = now_s
+        self._window.start_s = min(self._window.start_s, now_s)
         self._first_ticket_s = self._first_ticket_s or now_s
 
     def _arrived(self, event: SegmentArrived, now_s: float) -> None:
-        if self._window.start_s is None:
-            self._window.start_s = now_s
+        self._window.start_s = min(self._window.start_s, now_s)
         segment, totals = event.segment, self._totals
         ticket, samples = segment.ticket, _num_samples(segment)
         self._samples_by[ticket.collector] += samples
@@ -160,7 +158,7 @@ class Meter:
     # ------------------------------------------------------------ training
 
     def _train_started(self, event: TrainStarted, now_s: float) -> None:
-        self._start_window(now_s)
+        self._window.start_s = min(self._window.start_s, now_s)
         self._train_started_s = now_s
 
     def measure(self, event: RoundTrained) -> Signals:
@@ -169,7 +167,7 @@ class Meter:
         A learner that takes several optimizer steps per round reports how many as ``learn/gradient_steps``.
         """
         batch, metrics, ended_s, totals = event.batch, event.metrics, event.ended_s, self._totals
-        start_s, self._last_round_s = self._window.start_s or 0.0, ended_s
+        start_s, self._last_round_s = self._window.start_s, ended_s
         weights = [
             self._waiting.pop(segment.ticket.number, _NOTHING)[1] or _num_samples(segment)
             for segment in batch.segments
@@ -226,14 +224,10 @@ class Meter:
         if returns:
             self._return_mean, self._length_mean = _mean(returns), _mean(lengths)
 
-    def _start_window(self, now_s: float) -> None:
-        if self._window.start_s is None:
-            self._window.start_s = now_s
-
     # ------------------------------------------------------------ weights, evaluation, checkpoints
 
     def _published(self, event: Published, now_s: float) -> None:
-        self._start_window(now_s)
+        self._window.start_s = min(self._window.start_s, now_s)
         self._totals.publishes += 1
         self._window.publish_s += event.seconds
         self._sync_time_s = event.seconds
@@ -289,7 +283,6 @@ class Meter:
         """Collect all metrics of the round; the learner's own names win over ours."""
         self._count_skipped()
         totals, pace, counts = self._totals, self._pace, self._pace.counts()
-        since_s = max(0.0, now_s - (now_s if self._window.start_s is None else self._window.start_s))
         self.metrics = {
             **self._measured,
             "pace/off_policy_degree": pace.degree,
@@ -321,7 +314,7 @@ class Meter:
             "weights/param_sync_requests": totals.publishes + totals.publish_failures,
             "weights/sync_failures": totals.publish_failures,
             "weights/sync_time_s": self._sync_time_s,
-            "time/elapsed_s": totals.elapsed_s + since_s,
+            "time/elapsed_s": totals.elapsed_s + max(0.0, now_s - self._window.start_s),
             "time/eta_s": _mean(self._recent_rounds_s) * max(0, pace.rounds - pace.version),
             **(_NO_SYSTEM if self._system is None else self._system(now_s)),
             "system/workers_alive": pace.num_up,

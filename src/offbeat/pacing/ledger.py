@@ -133,13 +133,15 @@ class Ledger:
     def arrive(self, number: int) -> Ticket:
         """Note that the ticket's segment is in the store; return the ticket."""
         ticket = self._leave(number, RUNNING, "arrive")
-        self._enter(ticket, READY)
+        self.ready[number] = ticket
+        self._ready_by.setdefault(ticket.deadline, set()).add(number)
         return ticket
 
     def lose(self, number: int) -> None:
         """Note that the ticket's collector died, or its segment went with a run that was killed."""
         status = READY if number in self.ready else RUNNING
         self._enter(self._leave(number, status, "be lost"), LOST)
+        self.lost.add(number)
 
     def lose_all_on(self, collector: int) -> None:
         """Note that this collector died with all tickets that it held."""
@@ -180,14 +182,8 @@ class Ledger:
         self._round = frozenset()
 
     def _enter(self, ticket: Ticket, status: int) -> None:
-        number = ticket.number
-        self._tickets[status][number] = ticket
-        if status == READY:
-            self._ready_by.setdefault(ticket.deadline, set()).add(number)
-            return
-        self._on[status].setdefault(ticket.collector, set()).add(number)
-        if status == LOST:
-            self.lost.add(number)
+        self._tickets[status][ticket.number] = ticket
+        self._on[status].setdefault(ticket.collector, set()).add(ticket.number)
 
     def _leave(self, number: int, status: int, purpose: str) -> Ticket:
         """Take a ticket out of its status, unless it has another one or is being trained."""
@@ -249,7 +245,12 @@ class Ledger:
         self.issued, self.trained, self.dropped = state["issued"], state["trained"], state["dropped"]
         for status, name in _NAMES.items():
             for row in state[name]:
-                self._enter(Ticket(*row), status)
+                ticket = Ticket(*row)
+                self._enter(ticket, RUNNING)
+                if status == READY:
+                    self.arrive(ticket.number)
+                elif status == LOST:
+                    self.lose(ticket.number)
         self.waiting = dict(Counter(ticket.deadline for ticket in self.outstanding()))
 
 

@@ -127,7 +127,9 @@ class Driver:
         self._has_started = False
         self._evaluating: int | None = None
         limit_s, setting = settings.async_training.batch_timeout, "async_training.batch_timeout"
-        self._progress = Wait("progress", self._round, "any event", limit_s, setting, self._no_progress)
+        self._progress = Wait(
+            "progress", lambda: f"round {pace.version}", "any event", limit_s, setting, self._no_progress
+        )
         self._wake_s = math.inf
         self._begun_s = self._left_s = clock()
         self.observe(self.collectors.handlers())
@@ -294,7 +296,8 @@ class Driver:
                 return  # it was given up before it ended
             case Broken(error):
                 raise error
-        self._perform(self.pace.apply(event, self.clock()))
+        if actions := self.pace.apply(event, self.clock()):
+            self._perform(actions)
         self.emit(event)
         if not isinstance(event, SegmentArrived):
             self._react(event, self.clock())
@@ -447,9 +450,6 @@ class Driver:
             self._take_snapshot(self.pace.version)
 
     # ------------------------------------------------------------ waits
-
-    def _round(self) -> str:
-        return f"round {self.pace.version}"
 
     def _extend_if_suspended(self, expected_s: float) -> float:
         """Extend every deadline by the time this process was suspended; return the time now."""
