@@ -21,6 +21,7 @@ from offbeat.run.waits import Wait, Waits
 from offbeat.runtime.spec import CollectorState
 
 _MOST_FAILURES = 3
+_WORK_LIMIT = "async_training.generation_timeout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,22 +127,15 @@ class Collectors:
 
     def _work_of(self, index: int, row: Collector) -> Wait:
         """Return the wait for the first ticket of a collector, however many it holds."""
-        limit_s, setting = (
-            self._settings.async_training.generation_timeout,
-            "async_training.generation_timeout",
-        )
+        limit_s, setting = self._settings.async_training.generation_timeout, _WORK_LIMIT
 
         def first() -> int:
             return next(iter(row.tickets), -1)
 
-        return Wait(
-            row.name,
-            self._round,
-            lambda: f"{row.name} (ticket {first()})",
-            limit_s,
-            setting,
-            lambda: self._kill(index, f"hung: ticket {first()} took more than {limit_s:g} s ({setting})"),
-        )
+        def kill() -> None:
+            self._kill(index, f"hung: ticket {first()} took more than {limit_s:g} s ({setting})")
+
+        return Wait(row.name, self._round, lambda: f"{row.name} (ticket {first()})", limit_s, setting, kill)
 
     def busy_s(self, now_s: float) -> float:
         """Return the seconds that all collectors together were at work since the last round ended."""
@@ -161,20 +155,13 @@ class Collectors:
 
     def starting(self, index: int, now_s: float) -> None:
         """Start to wait for a collector to come up."""
-        row, limit_s = self.rows[index], self._runtime.start_timeout_s
-        why = f"did not start within {limit_s:g} s (runtime.start_timeout_s)"
-        self._waits.begin(
-            Wait(
-                (row.name, "start"),
-                self._round,
-                f"{row.name} to start",
-                limit_s,
-                "runtime.start_timeout_s",
-                lambda: self._kill(index, why),
-                "starting",
-            ),
-            now_s,
-        )
+        row, limit_s, setting = self.rows[index], self._runtime.start_timeout_s, "runtime.start_timeout_s"
+        key, whom = (row.name, "start"), f"{row.name} to start"
+
+        def kill() -> None:
+            self._kill(index, f"did not start within {limit_s:g} s ({setting})")
+
+        self._waits.begin(Wait(key, self._round, whom, limit_s, setting, kill, "starting"), now_s)
 
     def _up(self, event: CollectorUp, now_s: float) -> None:
         row = self.rows[event.collector]

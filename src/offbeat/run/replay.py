@@ -10,9 +10,9 @@ from pathlib import Path
 
 from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
 from offbeat.errors import CheckpointError, ReplayError
-from offbeat.observe.callbacks import Callback, RoundInfo, RunControl, RunSummary
+from offbeat.observe.callbacks import RunControl, RunSummary
 from offbeat.observe.events import Record, read_schedule
-from offbeat.pacing.events import Request
+from offbeat.pacing.events import RoundTrained
 from offbeat.pacing.recorded import Difference, RecordedPace, Schedule
 from offbeat.run.driver import Driver, StartPoint
 from offbeat.run.observers import attach
@@ -68,10 +68,14 @@ def replay(
     last = last_version(saved, options.until)
     records = read_schedule(saved.path.parents[1] / "schedule.jsonl")
     schedule = Schedule.from_records(records)
-    callbacks = [] if options.on_round is None else [_OnRound(options.on_round, last)]
     stages = [(begin, spec) for begin, spec in stages if begin < last]
     ends = [*(begin for begin, _ in stages[1:]), last]
     point, difference, num_compared = StartPoint(), None, 0
+
+    def on_round(event: RoundTrained, now_s: float) -> None:
+        if options.on_round is not None:
+            options.on_round(event.version, last)
+
     for (begin, spec), end in zip(stages, ends, strict=True):
         directory = options.directory if end == last else None
         if directory is not None:
@@ -79,7 +83,9 @@ def replay(
         spec_here = replace(spec, log_dir=None if directory is None else directory / "logs")
         pace = RecordedPace(schedule, spec.seed, end, spec.num_collectors, saves=directory is not None)
         summary = replace(summary, directory=directory)
-        point = _repeat(pace, spec_here, point, summary, callbacks, options.runtime, clock)
+        driver = Driver(spec_here, pace, make_runtime(options.runtime), clock.now_s, deque())
+        driver.observe({RoundTrained: on_round})
+        point = _repeat(driver, pace, point, summary, clock)
         num_compared += pace.num_compared
         if (difference := pace.difference) is not None:
             break
@@ -119,20 +125,12 @@ def last_version(saved: LoadedCheckpoint, until: int | None) -> int:
 
 
 def _repeat(
-    pace: RecordedPace,
-    spec: RunSpec,
-    point: StartPoint,
-    summary: RunSummary,
-    callbacks: Sequence[Callback],
-    kind: str,
-    clock: Clock,
+    driver: Driver, pace: RecordedPace, point: StartPoint, summary: RunSummary, clock: Clock
 ) -> StartPoint:
     """Drive one stage of a replay; return where the next one continues."""
-    requests: deque[Request] = deque()
-    driver = Driver(spec, pace, make_runtime(kind), clock.now_s, requests)
-    attach(driver, point, summary, callbacks, _no_control(), quiet=True)
-    no_restarts = RestartPolicy(spec.settings.run, None, clock)
-    with OpenRun(lambda _: driver, point, no_restarts, requests, spec.directory) as run:
+    attach(driver, point, summary, (), _no_control(), quiet=True)
+    no_restarts = RestartPolicy(driver.spec.settings.run, None, clock)
+    with OpenRun(lambda _: driver, point, no_restarts, deque(), driver.spec.directory) as run:
         pace.incarnations = [start.incarnation for start in driver.collectors.starts]
         run.complete()
         snapshot = driver.saving.snapshot
@@ -145,14 +143,3 @@ def _no_control() -> RunControl:
         raise ReplayError("a replay repeats what was recorded: it cannot be stopped or turned by a callback")
 
     return RunControl(refuse, refuse, refuse)
-
-
-class _OnRound(Callback):
-    """Calls ``on_round(version, rounds)`` after each round."""
-
-    def __init__(self, on_round: Callable[[int, int], None], rounds: int) -> None:
-        self._on_round = on_round
-        self._rounds = rounds
-
-    def on_round(self, info: RoundInfo) -> None:
-        self._on_round(info.version, self._rounds)

@@ -74,7 +74,9 @@ class Saving:
         if parts is None or self._manager is None:
             return None
         if snapshot.state is None:
-            return self._notice_once("no checkpoints: the learner has no state_dict() that could be saved")
+            told, self._has_told = self._has_told, True
+            text = "no checkpoints: the learner has no state_dict() that could be saved"
+            return None if told else Notice(text)
         started_s, score = self._clock(), self._scores.get(version)
         try:
             whole = {"learner": snapshot.state, **parts}
@@ -104,10 +106,6 @@ class Saving:
             return learner_digest(self.snapshot.state)
         except CheckpointError:
             return None
-
-    def _notice_once(self, text: str) -> Notice | None:
-        told, self._has_told = self._has_told, True
-        return None if told else Notice(text)
 
 
 def _as_arrays(weights: Any) -> dict[str, Array]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -145,12 +146,12 @@ class SyncRun:
     def enable_data_collection(self) -> None:
         """Let collectors start new segments, with the weights that were published last."""
         self._going_on()
-        self._set_gates(collect=True)
+        self._set_gates(replace(self._gates, collect=True))
 
     def disable_data_collection(self) -> None:
         """Let collectors start no new segments; those under way come in and wait to be trained."""
         if not self._coordinator.is_ending:
-            self._set_gates(collect=False)
+            self._set_gates(replace(self._gates, collect=False))
 
     def should_sync_update(self) -> bool:
         """Return True when all segments of the next round are here, so that `sync_update` can train it."""
@@ -181,7 +182,7 @@ class SyncRun:
                 "Call wait() first, or ask should_sync_update()"
             )
         target = self.version + 1
-        self._set_gates(until=target)
+        self._set_gates(replace(self._gates, until=target))
         while not self._has_trained(target):
             run.step()
         self._deal_with_requests()
@@ -229,11 +230,9 @@ class SyncRun:
         self._stopped = self._stopped or RunStopped("the run was asked to end")
         return self._stopped
 
-    def _set_gates(self, collect: bool | None = None, until: int | None = None) -> None:
-        before = self._gates
-        collects = before.collect if collect is None else collect
-        self._gates = GatesSet(collects, before.until if until is None else until)
-        self._current().ask(self._gates)
+    def _set_gates(self, gates: GatesSet) -> None:
+        self._gates = gates
+        self._current().ask(gates)
 
     def _deal_with_requests(self) -> None:
         """Let the run take in what was asked of it meanwhile, so that `finished` is true at once."""

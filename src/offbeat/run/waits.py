@@ -88,17 +88,17 @@ class Waits:
 
     def expired(self, now_s: float) -> list[Wait]:
         """Return the rows whose limit is over. Each is returned once, and stays open without a limit."""
-        found: list[tuple[Wait, float]] = []
+        found: list[Wait] = []
         for limit_s, rows in self._by_limit.items():
             for wait, since_s in rows.values():
                 if now_s - since_s <= limit_s:
                     break
-                found.append((wait, since_s))
-        for wait, since_s in found:
-            self.end(wait.key)
+                found.append(wait)
+        for wait in found:
+            row = self._by_limit[self._limits[wait.key]].pop(wait.key)
             self._limits[wait.key] = math.inf
-            self._by_limit.setdefault(math.inf, {})[wait.key] = (wait, since_s)
-        return [wait for wait, _ in found]
+            self._by_limit.setdefault(math.inf, {})[wait.key] = row
+        return found
 
     def deadline_s(self, key: Hashable) -> float:
         """Return when a row expires; infinity when it is not open or has expired."""
@@ -107,8 +107,12 @@ class Waits:
 
     def next_s(self) -> float:
         """Return the earliest deadline; infinity when no row has one."""
-        firsts = ((limit_s, next(iter(rows.values()))) for limit_s, rows in self._by_limit.items() if rows)
-        return min((since_s + limit_s for limit_s, (_, since_s) in firsts), default=math.inf)
+        soonest_s = math.inf
+        for limit_s, rows in self._by_limit.items():
+            for _, since_s in rows.values():
+                soonest_s = min(soonest_s, since_s + limit_s)
+                break
+        return soonest_s
 
     def rows(self, now_s: float) -> list[Pending]:
         """Return all open rows, the longest wait first."""
