@@ -115,6 +115,11 @@ class Pipeline:
         self._summary = summary or RunSummary("pipeline", "", "", "", 0, 0, 0)
         self._requests: deque[Request] = deque()
 
+    @property
+    def settings(self) -> Settings:
+        """The settings with the arguments of the pipeline laid over them."""
+        return self._spec.settings
+
     def run(self, rounds: int) -> Report:
         """Train ``rounds`` rounds and report."""
         with self.open(rounds) as run:
@@ -140,12 +145,12 @@ class Pipeline:
         saved = manager.load() if manager is not None and manager.versions() else None
         notices = () if resumed else self._notices
         point = start_point(saved) if saved is not None else StartPoint(warnings=notices, resumed=resumed)
-        policy = RestartPolicy(self._spec.settings.run, self._run_dir, SystemClock())
+        policy = RestartPolicy(self.settings.run, self._run_dir, SystemClock())
         return OpenRun(self._make_driver, point, policy, self._requests, self._run_dir)
 
     def _make_driver(self, point: StartPoint) -> Driver:
         """Make the driver of one start of the run."""
-        runtime = make_runtime(self._spec.settings.runtime.kind)
+        runtime = make_runtime(self.settings.runtime.kind)
         driver = Driver(self._spec, Coordinator(self._pace), runtime, SystemClock().now_s, self._requests)
         attach(driver, point, self._about(), self._callbacks, self.control())
         return driver
@@ -217,7 +222,7 @@ class Pipeline:
 
     def _about(self) -> RunSummary:
         """Return the summary that callbacks and the console get."""
-        settings = self._spec.settings
+        settings = self.settings
         return replace(
             self._summary,
             runtime=settings.runtime.kind,

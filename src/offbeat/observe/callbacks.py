@@ -99,14 +99,8 @@ class EvalInfo:
     metrics: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointInfo:
-    """A checkpoint of ``version`` is on the disk; ``seconds`` is what saving it took."""
-
-    version: int
-    path: Path
-    seconds: float
-    score: float | None = None
+CheckpointInfo = Saved
+"""A checkpoint of ``version`` is on the disk; ``seconds`` is what saving it took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +247,7 @@ class CallbackObserver:
             call_all(self._callbacks, "on_eval", EvalInfo(event.version, self._meter.eval_metrics))
 
     def _saved(self, event: Saved, now_s: float) -> None:
-        info = CheckpointInfo(event.version, event.path, event.seconds, event.score)
-        call_all(self._callbacks, "on_checkpoint", info)
+        call_all(self._callbacks, "on_checkpoint", event)
 
     def _collector_down(self, event: CollectorDown, now_s: float) -> None:
         self._num_lost += 1
