@@ -618,7 +618,7 @@ CORE_NEW = {
     "": TOP,
     "run": "__init__ adapters collectors directory driver observers replay restarts saving"
     " signals start stepwise waits",
-    "pacing": "__init__ actions auto config coordinator deadlines events intset ledger recorded",
+    "pacing": "__init__ actions auto config coordinator deadlines events ledger recorded",
     "runtime": "__init__ base checksum clock inline learning serve spec supervision threads",
     "observe": "__init__ callbacks events journal logs meter",
     "replay": "__init__ stream",

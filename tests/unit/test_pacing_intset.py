@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.pacing.intset import IntSet
+from offbeat.pacing.ledger import IntSet
 
 members = st.integers(0, 40) | st.sampled_from([1022, 1023, 1024, 1025, 2047, 2048, 70_000, 10**7])
 changes = st.lists(st.tuples(st.booleans(), members), max_size=80)

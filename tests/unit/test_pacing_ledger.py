@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat.errors import PromiseBroken
-from offbeat.pacing.intset import IntSet
-from offbeat.pacing.ledger import DROPPED, LOST, READY, RUNNING, TRAINED, Counts, Ledger
+from offbeat.pacing.ledger import DROPPED, LOST, READY, RUNNING, TRAINED, Counts, IntSet, Ledger
 from offbeat.types import Ticket
 
 MOVES = {

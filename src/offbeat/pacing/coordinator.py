@@ -27,7 +27,6 @@ from offbeat.pacing.events import (
     Event,
     GatesSet,
     GoalReached,
-    Issued,
     Published,
     PublishFailed,
     RoundTrained,
@@ -35,8 +34,7 @@ from offbeat.pacing.events import (
     SegmentDropped,
     StopRequested,
 )
-from offbeat.pacing.intset import IntSet
-from offbeat.pacing.ledger import LOST, READY, RUNNING, Counts, Ledger
+from offbeat.pacing.ledger import LOST, READY, RUNNING, Counts, IntSet, Ledger
 from offbeat.seeding import derive_seed, reseed
 from offbeat.types import Ticket
 
@@ -187,8 +185,6 @@ class Coordinator:
                 self._versions[ticket.number] = segment.oldest_version
                 if len(self.ledger.running_on[ticket.collector]) < self._up.get(ticket.collector, 0):
                     self._free.add(ticket.collector)
-            case Issued():
-                pass  # known already, and as frequent as arrivals
             case CollectorUp(collector, capacity):
                 self._collector_up(collector, capacity)
             case CollectorDown(collector):
@@ -222,20 +218,17 @@ class Coordinator:
         self._up[collector] = capacity
         for number in self.ledger.lost_on(collector):
             self._returned.add(number)
-        self._update_free(collector)
-
-    def _collector_down(self, collector: int) -> None:
-        self._up.pop(collector, None)
-        for number in self.ledger.lost_on(collector):
-            self._returned.discard(number)
-        self.ledger.lose_all_on(collector)
-        self._update_free(collector)
-
-    def _update_free(self, collector: int) -> None:
-        if len(self.ledger.running_on.get(collector, ())) < self._up.get(collector, 0):
+        if len(self.ledger.running_on.get(collector, ())) < capacity:
             self._free.add(collector)
         else:
             self._free.discard(collector)
+
+    def _collector_down(self, collector: int) -> None:
+        self._up.pop(collector, None)
+        self._free.discard(collector)
+        for number in self.ledger.lost_on(collector):
+            self._returned.discard(number)
+        self.ledger.lose_all_on(collector)
 
     def _round_trained(self, event: RoundTrained, now_s: float) -> Sequence[Action]:
         if self._training is None or event.version != self.version + 1:

@@ -290,8 +290,11 @@ class Driver:
                 self._store.add(segment)
             case RoundTrained():
                 event = self._check_round(event)
-            case CollectorDown():
-                event = self._check_down(event)
+            case CollectorDown(collector, reason):
+                row = self.collectors.rows[collector]
+                if event.raised and not row.has_worked:
+                    raise CollectError(reason)  # a bug: it is to be seen at once
+                event = replace(event, restorable=row.start.state is not None)
             case EvalDone(version) if version != self._evaluating:
                 return  # it was given up before it ended
             case Broken(error):
@@ -331,13 +334,6 @@ class Driver:
             )
         self._runtime.release([segment.ticket.number for segment in batch.segments])
         return replace(event, signals=self.meter.measure(event))
-
-    def _check_down(self, event: CollectorDown) -> CollectorDown:
-        """End the run when a collector raises before its first segment: a bug that is to be seen at once."""
-        row = self.collectors.rows[event.collector]
-        if event.raised and not row.has_worked:
-            raise CollectError(event.reason)
-        return replace(event, restorable=row.start.state is not None)
 
     def _react(self, event: Event, now_s: float) -> None:
         match event:
