@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from offbeat.config.settings import Settings
 from offbeat.observe.callbacks import MetricValue
@@ -23,6 +23,7 @@ from offbeat.pacing.events import (
     CollectorUp,
     DialTurned,
     EvalDone,
+    Event,
     Finished,
     Handlers,
     Health,
@@ -102,8 +103,9 @@ class Journal:
         self._issued_at_s: dict[int, float] = {}
         observe = settings.observe
         with contextlib.ExitStack() as files:
-            self._events = EventLog(directory / "events.jsonl", on_fault=on_fault)
-            files.callback(self._events.close)
+            events = EventLog(directory / "events.jsonl", on_fault=on_fault)
+            files.callback(events.close)
+            self._event = events.append
             self._run_log = open_log(directory / "logs", "run", on_fault=on_fault)
             files.callback(close_log, self._run_log)
             self._learner_log = open_log(directory / "logs", "learner", on_fault=on_fault)
@@ -122,59 +124,64 @@ class Journal:
             self.close = files.pop_all().close
 
     def handlers(self) -> Handlers:
-        """Return the handlers of a run's events."""
-        handlers: dict[type, Callable[[Any, float], None]] = {
-            Started: self._started,
-            HealthChanged: lambda event, _: self._component(event.component, event.state, event.detail),
-            LearnerDown: lambda event, _: self._component("learner", "down", event.reason),
-            CollectorUp: self._collector_up,
-            CollectorDown: self._collector_down,
-            RoundTrained: self._round_trained,
-            EvalDone: self._evaluated,
-            Saved: self._saved,
-            DialTurned: self._dial_turned,
-            Notice: self._notice,
-            Stalled: lambda event, _: self._event("stall", {"waits": event.waits, "stacks": event.stacks}),
-            Restarting: self._restarting,
-            Finished: self._finished,
-        }
-        if self._settings.async_training.enable_async_debug_log:
-            handlers |= {Issued: self._issued, SegmentArrived: self._arrived}
-        return handlers
+        """Return the handlers of a run's events; those of single tickets only for a debug log."""
+        often = () if self._settings.async_training.enable_async_debug_log else (Issued, SegmentArrived)
+        return {kind: self._write for kind in get_args(Event) if kind not in often}
 
-    def _event(self, kind: str, fields: Mapping[str, Any]) -> None:
-        self._events.append(kind, fields)
-
-    # ------------------------------------------------------------ start and end
-
-    def _started(self, event: Started, now_s: float) -> None:
-        self._event("resume" if event.resumed else "start", {"version": event.version})
-
-    def _restarting(self, event: Restarting, now_s: float) -> None:
-        self._components_stopped()
-        fields = {"version": event.version, "reason": event.reason, "attempt": event.attempt}
-        self._event(event.kind, fields)
-        self._run_log.warning("%s", event)
-        self._close(event.error)
-
-    def _finished(self, event: Finished, now_s: float) -> None:
-        self._components_stopped()
-        failed = event.error is not None
-        self._event("finish", {"version": event.version, "reason": event.reason, "failed": failed})
-        self._close(event.error)
+    def _write(self, event: Event, now_s: float) -> None:
+        match event:
+            case RoundTrained():
+                self._round_trained(event, now_s)
+            case Issued(ticket):
+                self._issued_at_s[ticket.number] = now_s
+                self._ticket("issued", ticket, None)
+            case SegmentArrived(segment):
+                issued_at_s = self._issued_at_s.get(segment.ticket.number, now_s)
+                self._ticket("arrived", segment.ticket, now_s - issued_at_s)
+            case EvalDone(version, metrics) if metrics is not None:
+                metrics = self._meter.eval_metrics
+                self._event("eval", {"version": version, "metrics": metrics})
+                self._sinks.write(version, dict(metrics))
+            case Saved(version, path, seconds):
+                self._event("checkpoint", {"version": version, "path": path.name, "seconds": seconds})
+            case HealthChanged(component, state, detail):
+                self._component(component, state, detail)
+            case CollectorUp(collector, _, pid):
+                self._component(f"collector_{collector}", "up", "" if pid is None else f"pid {pid}")
+            case CollectorDown():
+                self._collector_down(event)
+            case LearnerDown(reason):
+                self._component("learner", "down", reason)
+            case DialTurned(degree):
+                self._event("dial", {"off_policy_degree": degree})
+                self._run_log.info("off_policy_degree turned to %d", degree)
+            case Notice(text):
+                self._event("notice", {"text": text})
+                self._run_log.warning("%s", text)
+            case Started(version, resumed):
+                self._event("resume" if resumed else "start", {"version": version})
+            case Stalled(waits, stacks):
+                self._event("stall", {"waits": waits, "stacks": stacks})
+            case Restarting(kind, version, reason, attempt):
+                self._components_stopped()
+                self._event(kind, {"version": version, "reason": reason, "attempt": attempt})
+                self._run_log.warning("%s", event)
+                self._end(event.error)
+            case Finished(version, reason, error):
+                self._components_stopped()
+                self._event("finish", {"version": version, "reason": reason, "failed": error is not None})
+                self._end(error)
 
     def _components_stopped(self) -> None:
         for component, state in list(self._health.items()):
             if state != "down":
                 self._component(component, "stopped")
 
-    def _close(self, error: BaseException | None) -> None:
+    def _end(self, error: BaseException | None) -> None:
         if self._meter.metrics:
             self._stats.write_if_due(self._meter.metrics, float("inf"))
         if error is not None:
             self._run_log.error("%s", error)
-
-    # ------------------------------------------------------------ health
 
     def _component(self, component: str, state: Health, detail: str = "") -> None:
         if self._health.get(component) == state:
@@ -184,11 +191,7 @@ class Journal:
         self._event("health", fields)
         self._run_log.info("%s", f"{component} is {state}" + (f": {detail}" if detail else ""))
 
-    def _collector_up(self, event: CollectorUp, now_s: float) -> None:
-        pid = "" if event.pid is None else f"pid {event.pid}"
-        self._component(f"collector_{event.collector}", "up", pid)
-
-    def _collector_down(self, event: CollectorDown, now_s: float) -> None:
+    def _collector_down(self, event: CollectorDown) -> None:
         self._component(f"collector_{event.collector}", "down", event.reason)
         fields = {"lane": event.collector, "reason": event.reason, "restored": event.restorable}
         self._event("worker_lost", fields)
@@ -197,24 +200,6 @@ class Journal:
             self._run_log.warning(
                 "collector %d has no saved state: its running episodes restart", event.collector
             )
-
-    def _notice(self, event: Notice, now_s: float) -> None:
-        self._event("notice", {"text": event.text})
-        self._run_log.warning("%s", event.text)
-
-    def _dial_turned(self, event: DialTurned, now_s: float) -> None:
-        self._event("dial", {"off_policy_degree": event.off_policy_degree})
-        self._run_log.info("off_policy_degree turned to %d", event.off_policy_degree)
-
-    # ------------------------------------------------------------ tickets, rounds, evaluations
-
-    def _issued(self, event: Issued, now_s: float) -> None:
-        self._issued_at_s[event.ticket.number] = now_s
-        self._ticket("issued", event.ticket, None)
-
-    def _arrived(self, event: SegmentArrived, now_s: float) -> None:
-        ticket = event.segment.ticket
-        self._ticket("arrived", ticket, now_s - self._issued_at_s.get(ticket.number, now_s))
 
     def _ticket(self, what: Any, ticket: Ticket, seconds: float | None) -> None:
         debug_ticket(self._run_log, what, ticket, self._pace.version, seconds)
@@ -231,13 +216,3 @@ class Journal:
         self._event("round", {"version": event.version, "metrics": metrics, "counts": counts})
         self._sinks.write(event.version, metrics)
         self._stats.write_if_due(metrics, now_s)
-
-    def _evaluated(self, event: EvalDone, now_s: float) -> None:
-        if event.metrics is not None:
-            metrics = self._meter.eval_metrics
-            self._event("eval", {"version": event.version, "metrics": metrics})
-            self._sinks.write(event.version, dict(metrics))
-
-    def _saved(self, event: Saved, now_s: float) -> None:
-        fields = {"version": event.version, "path": event.path.name, "seconds": event.seconds}
-        self._event("checkpoint", fields)
