@@ -22,13 +22,13 @@ from offbeat.roles import Learner, PerWorker
 from offbeat.run.adapters import as_collect, as_evaluate, as_learn
 from offbeat.run.driver import Driver, StartPoint
 from offbeat.run.observers import attach
-from offbeat.run.replay import ReplayOptions, ReplayReport, Stage, replay
+from offbeat.run.replay import ReplayReport, Stage, replay
 from offbeat.run.restarts import OpenRun, Report, RestartPolicy, start_point
 from offbeat.runtime import make_runtime
 from offbeat.runtime.clock import SystemClock
 from offbeat.runtime.spec import RunSpec
 
-__all__ = ["Pipeline", "ReplayOptions", "ReplayReport", "Report", "Settings"]
+__all__ = ["Pipeline", "ReplayReport", "Report", "Settings"]
 
 
 class Pipeline:
@@ -112,7 +112,7 @@ class Pipeline:
         )
         self._callbacks = tuple(callbacks)
         self._notices = tuple(notices)
-        self._summary = summary or RunSummary("pipeline", "", "", "", 0, 0, 0)
+        self._summary = summary or RunSummary("pipeline")
         self._requests: deque[Request] = deque()
 
     @property
@@ -174,9 +174,16 @@ class Pipeline:
         be resumed.
         """
         first = replace(self._spec, learn=self._pristine_learn())
-        options = ReplayOptions(runtime, until, directory, on_round)
-        stages = [(0, first), *later]
-        return replay(stages, self._checkpoints(), self._about(), options, SystemClock())
+        return replay(
+            [(0, first), *later],
+            self._checkpoints(),
+            self._about(),
+            SystemClock(),
+            runtime=runtime,
+            until=until,
+            directory=directory,
+            on_round=on_round,
+        )
 
     def _pristine_learn(self) -> PerWorker[Learner]:
         """Return what makes the learner as it was when the pipeline was made."""

@@ -36,12 +36,12 @@ class RunSummary:
     """
 
     name: str
-    algorithm: str
-    env_id: str
-    runtime: str
-    num_workers: int
-    rounds: int
-    off_policy_degree: int
+    algorithm: str = ""
+    env_id: str = ""
+    runtime: str = ""
+    num_workers: int = 0
+    rounds: int = 0
+    off_policy_degree: int = 0
     directory: Path | None = None
     stop_return: float | None = None
 

@@ -42,49 +42,42 @@ class ReplayReport:
     difference: Difference | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayOptions:
-    """Options of a replay: where roles live, and until which version (None: the newest checkpoint).
-
-    With ``directory`` a run is left there that can be resumed, evaluated and played.
-    ``on_round(version, rounds)`` is called after each round.
-    """
-
-    runtime: str = "inline"
-    until: int | None = None
-    directory: Path | None = None
-    on_round: Callable[[int, int], None] | None = None
-
-
 def replay(
     stages: Sequence[Stage],
     manager: CheckpointManager,
     summary: RunSummary,
-    options: ReplayOptions,
     clock: Clock,
+    *,
+    runtime: str,
+    until: int | None,
+    directory: Path | None,
+    on_round: Callable[[int, int], None] | None,
 ) -> ReplayReport:
-    """Repeat a run and compare its weights with the recorded ones; end at the first round that differs."""
+    """Repeat a run and compare its weights with the recorded ones; end at the first round that differs.
+
+    The arguments are those of `Pipeline.replay`; ``stages`` are the run's settings by version.
+    """
     saved = manager.load()
-    last = last_version(saved, options.until)
+    last = last_version(saved, until)
     records = read_schedule(saved.path.parents[1] / "schedule.jsonl")
     schedule = Schedule.from_records(records)
     stages = [(begin, spec) for begin, spec in stages if begin < last]
     ends = [*(begin for begin, _ in stages[1:]), last]
     point, difference, num_compared = StartPoint(), None, 0
 
-    def on_round(event: RoundTrained, now_s: float) -> None:
-        if options.on_round is not None:
-            options.on_round(event.version, last)
+    def tell(event: RoundTrained, now_s: float) -> None:
+        if on_round is not None:
+            on_round(event.version, last)
 
     for (begin, spec), end in zip(stages, ends, strict=True):
-        directory = options.directory if end == last else None
-        if directory is not None:
-            _copy_schedule(records, directory, begin)
-        spec_here = replace(spec, log_dir=None if directory is None else directory / "logs")
-        pace = RecordedPace(schedule, spec.seed, end, spec.num_collectors, saves=directory is not None)
-        summary = replace(summary, directory=directory)
-        driver = Driver(spec_here, pace, make_runtime(options.runtime), clock.now_s, deque())
-        driver.observe({RoundTrained: on_round})
+        target = directory if end == last else None
+        if target is not None:
+            _copy_schedule(records, target, begin)
+        spec_here = replace(spec, log_dir=None if target is None else target / "logs")
+        pace = RecordedPace(schedule, spec.seed, end, spec.num_collectors, saves=target is not None)
+        summary = replace(summary, directory=target)
+        driver = Driver(spec_here, pace, make_runtime(runtime), clock.now_s, deque())
+        driver.observe({RoundTrained: tell})
         point = _repeat(driver, pace, point, summary, clock)
         num_compared += pace.num_compared
         if (difference := pace.difference) is not None:

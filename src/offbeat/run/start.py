@@ -250,9 +250,7 @@ def make_pipeline(
 ) -> Pipeline:
     """Make the pipeline of a configuration."""
     roles = make_roles(config)
-    about = RunSummary(
-        name, config.algorithm.name, config.env.id, "", 0, 0, 0, stop_return=config.run.stop_return
-    )
+    about = RunSummary(name, config.algorithm.name, config.env.id, stop_return=config.run.stop_return)
     names = (field.name for field in fields(Settings))
     settings = Settings(**{name: getattr(config, name) for name in names})
     return Pipeline(
