@@ -178,7 +178,9 @@ def added_metrics(callbacks: Sequence[Callback], info: RoundInfo) -> dict[str, f
     extra: dict[str, float] = {}
     for callback in callbacks:
         with _attributed(callback, "on_round"):
-            added = callback.on_round(info) or {}
+            added = callback.on_round(info)
+            if not added:
+                continue
             if taken := [name for name in added if name in info.metrics or name in extra]:
                 raise OffbeatError(
                     f"the metric names {taken} are taken; return metrics under names of your own"

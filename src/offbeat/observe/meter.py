@@ -217,8 +217,11 @@ class Meter:
 
     def _count_episodes(self, batch: Batch) -> None:
         """Episodes count with the round that trains them: in an order that does not depend on timing."""
-        returns = [value for segment in batch.segments for value in segment.episodes.returns]
-        lengths = [value for segment in batch.segments for value in segment.episodes.lengths]
+        returns: list[float] = []
+        lengths: list[float] = []
+        for segment in batch.segments:
+            returns += segment.episodes.returns
+            lengths += segment.episodes.lengths
         self._recent_returns.extend(returns)
         self._totals.episodes += len(returns)
         if returns:

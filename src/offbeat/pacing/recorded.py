@@ -192,7 +192,12 @@ class RecordedPace:
                 return (Publish(version),)
             case Published(version, _, checksum):
                 self.published = version
-                self._compare(version, checksum)
+                recorded = self._schedule.checksums.get(version)
+                if recorded is not None and checksum is not None:
+                    self.num_compared += 1
+                    if recorded != checksum:
+                        last = self._schedule.rounds.get(version - 1)
+                        self.difference = Difference(version - 1, () if last is None else last.tickets)
             case StopRequested(reason):
                 self._stop_reason = reason
             case _:
@@ -211,14 +216,6 @@ class RecordedPace:
             if event.collector in self._have_worked:
                 self._gone[event.collector] = (self.incarnations[event.collector], event.reason)
             self.incarnations[event.collector] = _NONE
-
-    def _compare(self, version: int, checksum: int | None) -> None:
-        """Compare published weights with the recorded ones, where both are known."""
-        recorded = self._schedule.checksums.get(version)
-        if recorded is not None and checksum is not None and recorded != checksum:
-            last = self._schedule.rounds.get(version - 1)
-            self.difference = Difference(version - 1, () if last is None else last.tickets)
-        self.num_compared += recorded is not None and checksum is not None
 
     # ------------------------------------------------------------ decisions
 
