@@ -84,32 +84,8 @@ class Pipeline:
             log_dir=self._run_dir / "logs" if self._run_dir is not None else None,
             mode=mode,
         )
-        dial = chosen.async_training
-        saves, judges = self._run_dir is not None and chosen.checkpoint.enabled, evaluate is not None
-        self._pace = PaceConfig(
-            rounds=0,
-            segments_per_round=segments_per_round or chosen.runtime.num_workers,
-            num_collectors=chosen.runtime.num_workers,
-            off_policy_degree=dial.off_policy_degree,
-            auto_max=dial.auto_max,
-            max_staleness=dial.max_staleness_allowed,
-            mode=mode,
-            replay_ratio=replay_ratio,
-            min_segments=max(dial.min_batch_count or 0, min_segments),
-            warmup_s=warmup_s,
-            max_outstanding=dial.max_queue_size,
-            publish_interval=dial.weight_sync_interval,
-            eval_interval=chosen.eval.interval_rounds if judges else None,
-            eval_at_end=chosen.eval.at_end and judges,
-            async_eval=dial.enable_async_eval,
-            checkpoint_interval=chosen.checkpoint.interval_rounds if saves else None,
-            checkpoint_interval_s=chosen.checkpoint.interval_s if saves else None,
-            checkpoint_at_end=saves,
-            issue_interval_s=dial.batch_generation_interval,
-            max_publish_retries=dial.max_sync_retries,
-            publish_retry_delay_s=dial.sync_retry_delay,
-            seed=seed,
-        )
+        size = segments_per_round or chosen.runtime.num_workers
+        self._pace = _pace_config(self._spec, size, replay_ratio, min_segments, warmup_s)
         self._callbacks = tuple(callbacks)
         self._notices = tuple(notices)
         self._summary = summary or RunSummary("pipeline")
@@ -238,6 +214,39 @@ class Pipeline:
             off_policy_degree=settings.async_training.off_policy_degree,
             directory=self._run_dir,
         )
+
+
+def _pace_config(
+    spec: RunSpec, segments_per_round: int, replay_ratio: float | None, min_segments: int, warmup_s: float
+) -> PaceConfig:
+    """Return the configuration of a coordinator; `Pipeline.open` gives it the number of rounds."""
+    settings, dial = spec.settings, spec.settings.async_training
+    saves = spec.directory is not None and settings.checkpoint.enabled
+    judges = spec.evaluate is not None
+    return PaceConfig(
+        rounds=0,
+        segments_per_round=segments_per_round,
+        num_collectors=spec.num_collectors,
+        off_policy_degree=dial.off_policy_degree,
+        auto_max=dial.auto_max,
+        max_staleness=dial.max_staleness_allowed,
+        mode=spec.mode,
+        replay_ratio=replay_ratio,
+        min_segments=max(dial.min_batch_count or 0, min_segments),
+        warmup_s=warmup_s,
+        max_outstanding=dial.max_queue_size,
+        publish_interval=dial.weight_sync_interval,
+        eval_interval=settings.eval.interval_rounds if judges else None,
+        eval_at_end=settings.eval.at_end and judges,
+        async_eval=dial.enable_async_eval,
+        checkpoint_interval=settings.checkpoint.interval_rounds if saves else None,
+        checkpoint_interval_s=settings.checkpoint.interval_s if saves else None,
+        checkpoint_at_end=saves,
+        issue_interval_s=dial.batch_generation_interval,
+        max_publish_retries=dial.max_sync_retries,
+        publish_retry_delay_s=dial.sync_retry_delay,
+        seed=spec.seed,
+    )
 
 
 def _with_overrides(
