@@ -106,6 +106,10 @@ class Twin(Coordinator):
 
 def state_of(coordinator: Coordinator | Oracle, now_s: float) -> tuple[object, ...]:
     """Everything that others may ask a coordinator."""
+    if isinstance(coordinator, Coordinator):
+        arrived = list(coordinator.ledger.ready)
+    else:
+        arrived = coordinator.ledger.arrived()
     return (
         coordinator.counts(),
         coordinator.degree,
@@ -122,6 +126,6 @@ def state_of(coordinator: Coordinator | Oracle, now_s: float) -> tuple[object, .
         coordinator.wake_at_s(now_s),
         coordinator.warm_at_s,
         coordinator.lag(),
-        coordinator.ledger.arrived(),
+        arrived,
         coordinator._versions,
     )

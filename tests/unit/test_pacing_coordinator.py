@@ -345,7 +345,7 @@ def test_rounds_of_a_replay_take_a_collectors_segments_in_the_order_it_made_them
     assert taken == [(2,), (3,), (4,), (1,)]
     again = make(mode="replay", num_collectors=2, off_policy_degree=4)
     again.load_state_dict(saved)
-    assert again.ledger.arrived() == [0, 2, 3, 4, 1]
+    assert list(again.ledger.ready) == [0, 2, 3, 4, 1]
 
 
 def test_a_ticket_may_be_lost_again_and_again() -> None:

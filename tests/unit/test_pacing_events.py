@@ -27,7 +27,7 @@ from .pacing_steps import all_up, arrive, arrived, begin, end_round, make, of_ty
 
 def next_round(coordinator: Coordinator, now_s: float = 0.0) -> list[Action]:
     """Collect and train one round of a run with one segment a round at k = 0."""
-    arrive(coordinator, len(coordinator.ledger) - 1, now_s=now_s)
+    arrive(coordinator, coordinator.ledger.issued - 1, now_s=now_s)
     return end_round(coordinator, now_s)
 
 
@@ -226,7 +226,7 @@ def test_replay_collects_at_most_k_rounds_ahead() -> None:
     begin(coordinator)
     for number in range(4):
         arrive(coordinator, number)
-    assert len(coordinator.ledger) == 4
+    assert coordinator.ledger.issued == 4
     assert len(tickets(end_round(coordinator))) == 2
 
 
@@ -276,7 +276,7 @@ def seldom_published(**changes: object) -> Coordinator:
 
 def next_replay_round(coordinator: Coordinator, now_s: float = 0.0) -> list[Action]:
     """Collect and train one round; publish when that is asked for."""
-    arrive(coordinator, len(coordinator.ledger) - 1, now_s=now_s)
+    arrive(coordinator, coordinator.ledger.issued - 1, now_s=now_s)
     actions = end_round(coordinator, now_s, publish=False)
     for publish in of_type(actions, Publish):
         actions = actions + step(coordinator, Published(publish.version), now_s)

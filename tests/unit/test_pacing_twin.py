@@ -119,7 +119,7 @@ class Newest(Twin):
 
     def _choose(self) -> tuple[int, ...] | None:
         chosen = super()._choose()
-        return None if chosen is None else tuple(self.ledger.arrived()[-len(chosen) :])
+        return None if chosen is None else tuple(self.ledger.ready)[-len(chosen) :]
 
 
 def test_the_oracle_notices_another_decision() -> None:

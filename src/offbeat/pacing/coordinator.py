@@ -106,8 +106,8 @@ class Coordinator:
     def is_held(self) -> bool:
         """True when nothing is under way, and nothing will be before a gate is opened."""
         is_busy = self._training is not None or self._evaluating is not None or self.is_publishing
-        out = self.ledger.num(RUNNING) + self.ledger.num(LOST)
-        if is_busy or out or self.is_ending or self.published < 0:
+        counts = self.counts()
+        if is_busy or counts.running or counts.lost or self.is_ending or self.published < 0:
             return False
         return not (self._may_begin_round() if self._has_round() else self._may_collect())
 

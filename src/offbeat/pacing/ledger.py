@@ -58,9 +58,6 @@ class Ledger:
 
     # ------------------------------------------------------------ reading
 
-    def __len__(self) -> int:
-        return self.issued
-
     def ticket(self, number: int) -> Ticket:
         """The outstanding ticket with this number."""
         for tickets in self._tickets.values():
@@ -77,12 +74,6 @@ class Ledger:
         """Number of tickets issued and neither trained nor dropped."""
         return self.issued - self.trained - self.dropped
 
-    def num(self, status: int) -> int:
-        """Number of tickets with this status."""
-        if status in self._tickets:
-            return len(self._tickets[status])
-        return self.trained if status == TRAINED else self.dropped
-
     def with_status(self, status: int) -> list[Ticket]:
         """Outstanding tickets with this status, in order of number."""
         tickets = self._tickets[status]
@@ -91,10 +82,6 @@ class Ledger:
     def lost_on(self, collector: int) -> Collection[int]:
         """Numbers of the lost tickets that were last on this collector."""
         return self._on[LOST].get(collector, ())
-
-    def arrived(self) -> list[int]:
-        """Numbers of the tickets that are READY, in order of arrival."""
-        return list(self.ready)
 
     def first_arrived(self, count: int) -> tuple[int, ...]:
         """Numbers of the ``count`` READY tickets that arrived first, in order of number."""
