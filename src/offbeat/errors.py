@@ -47,6 +47,10 @@ class CheckpointError(OffbeatError):
     """A checkpoint that is missing, torn or made by something else."""
 
 
+class RunNotFound(CheckpointError):
+    """A directory that holds no run: a mistake of the command line."""
+
+
 class ReplayError(OffbeatError):
     """A recorded schedule that cannot be repeated."""
 

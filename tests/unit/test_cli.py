@@ -53,6 +53,8 @@ class FakeResult:
     steps_per_s: float = 5120.0
     max_staleness: int = 1
     interrupted: bool = False
+    startup_s: float = 4.0
+    training_s: float = 15.0
     losses: tuple[Loss, ...] = ()
     restarts: int = 0
 
@@ -146,7 +148,8 @@ def test_train_hands_over_recipe_and_overrides(api: Calls, capsys: pytest.Captur
     overrides = ["run.seed=3", "async_training.off_policy_degree=-1"]
     assert api.seen == [("train", ("cartpole-ppo",), {"overrides": overrides, "callbacks": ()})]
     shown = capsys.readouterr().out
-    for text in ("102,400", "20.0 s", "5,120", "487.5", "abc123", "offbeat resume 'runs/my pole'"):
+    wall = "20.0 s: start-up 4.0 s, rounds 15.0 s, the rest 1.0 s"
+    for text in ("102,400", wall, "5,120", "487.5", "abc123", "offbeat resume 'runs/my pole'"):
         assert text in shown
 
 
@@ -165,7 +168,6 @@ def test_summary_names_what_was_lost_in_every_start_of_the_run(tmp_path: Path) -
     assert lines[0] == "2 earlier ones: see `offbeat status`"
     assert lines[-1] == "collector_1, replaced after 1.0 s: killed by SIGKILL"
     assert rows["restarts"] == "1, from checkpoints; the last one: killed by SIGSEGV at round 7"
-    assert rows["wall time"] == "20.0 s since the last start, 22.0 s since the first"
     assert "lost and replaced" not in summary_rows(FakeResult())  # type: ignore[arg-type]
 
 
@@ -366,7 +368,8 @@ def test_check_reports_problems_as_json(tmp_path: Path, capfd: pytest.CaptureFix
 def test_check_shows_config_and_plan_of_a_recipe(capfd: pytest.CaptureFixture[str]) -> None:
     assert run("check", "cartpole-ppo", "async_training.off_policy_degree=2") == 0
     shown = capfd.readouterr().out
-    assert "  off_policy_degree: 2\n" in shown
+    assert shown.startswith("plan:")
+    assert "  off_policy_degree: 2  # default: 0\n" in shown
     assert "at most 2 versions" in shown
     assert " each: " in shown
 
@@ -401,9 +404,25 @@ def test_doctor_measures_teams(env_id: str, capfd: pytest.CaptureFixture[str]) -
     assert "us a step alone" in findings[env_id]["text"]
 
 
-def test_doctor_cannot_measure_what_is_no_environment(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run("doctor", "--env", "tests.unit.test_cli:Path") != 0
-    assert "tests.unit.test_cli:Path" in capfd.readouterr().err
+@pytest.mark.parametrize("env_id", ["tests.unit.test_cli:Path", "CartPool-v1"])
+def test_doctor_refuses_what_is_no_environment_as_train_does(
+    env_id: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run("doctor", "--env", env_id) == 2
+    assert env_id in capfd.readouterr().err
+
+
+def test_doctor_names_packages_and_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor_module, "_version", {"gymnasium": "1.2", "lbforaging": "2.0"}.get)
+    assert run("doctor", "--json") == 0
+    findings = {one["name"]: one for one in json.loads(capfd.readouterr().out)["findings"]}
+    assert findings["marl"] == {"name": "marl", "status": "ok", "text": "lbforaging 2.0"}
+    assert findings["gymnasium"]["text"] == "1.2"
+    missing = "imageio-ffmpeg not installed: pip install 'offbeat[video]'"
+    assert findings["video"] == {"name": "video", "status": "missing", "text": missing}
+    assert findings["wandb"]["text"].startswith("not installed: ")
 
 
 def test_doctor_fails_when_torch_cannot_be_imported(

@@ -27,7 +27,7 @@ from offbeat.config.models import (
     Section,
     TensorBoardConfig,
 )
-from offbeat.config.plan import describe, plan, remarks, staleness_bound
+from offbeat.config.plan import describe, plan, remarks, size_remarks, staleness_bound
 from offbeat.config.recipes import RecipeBook
 from offbeat.config.reference import render, shipped_algorithms
 from offbeat.errors import ConfigError
@@ -256,9 +256,11 @@ def test_values_that_cannot_be_written_down_are_refused(files: Files) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
-        ("env:\n  id: [1,\nrun: 2\n", 2, "not valid YAML: while parsing a flow sequence"),
+        ("env:\n  id: [1,\nrun: 2\n", 2, "not valid YAML: a [ that is not closed"),
         ("env:\n  id: a: b\n", 2, "not valid YAML: mapping values are not allowed here"),
-        ("env:\n\tid: a\n", 2, "not valid YAML: while scanning for the next token"),
+        ("env: {id: a\nrun:\n  rounds: 2\n", 1, "not valid YAML: a { that is not closed"),
+        ("run:\n  rounds: 2\nenv: {id: a", 3, "not valid YAML: a { that is not closed"),
+        ("env:\n\tid: a\n", 2, "not valid YAML: a tab; YAML is indented with spaces"),
         ("env:\n  id: *nobody\n", 2, "not valid YAML: found undefined alias"),
         ("run: {}\n---\nrun: {}\n", 2, "not valid YAML: expected a single document"),
         ("env:\n  id: a\x01\n", 2, "not valid YAML: a character that YAML does not allow"),
@@ -633,8 +635,27 @@ def test_plan_counts_samples_segments_and_memory(files: Files) -> None:
         "2 in processes of their own, each with 32 environments of CartPole-v1"
     )
     assert rows["staleness"] == "at most 1 version: collectors run up to 1 round ahead of the learner"
-    assert "off_policy_degree: 1" in describe(config)
-    assert describe(config, 40).endswith("the newest 2 and the best are kept")
+
+
+def test_the_plan_comes_first_and_what_differs_from_the_defaults_is_marked(files: Files) -> None:
+    config = files.recipe(
+        "async_training.off_policy_degree=1", "algorithm.network.hidden=[8, 8]", "eval.at_end=false"
+    )
+    text = describe(config, 40)
+    assert text.startswith("plan:\n  collectors ")
+    above, _, below = text.partition("\nconfiguration:\n")
+    assert "the newest 2 and the best are kept" in above
+    marked = [line.strip() for line in below.splitlines() if "# default:" in line]
+    assert marked == [
+        "lr: 0.01  # default: 0.001",
+        "hidden:  # default: [64, 64]",
+        "num_envs: 64  # default: 8",
+        "kwargs:  # default: {}",
+        "off_policy_degree: 1  # default: 0",
+        "name: pole-learner  # default: null",
+        "at_end: false  # default: true",
+    ]
+    assert files.load(below) == config.resolved()
 
 
 def test_plan_of_an_algorithm_that_does_not_know_its_samples(files: Files) -> None:
@@ -745,6 +766,18 @@ def test_remarks_on_settings_that_do_little(files: Files, overrides: list[str], 
     assert f"note: {remark}" in describe(files.recipe(*overrides))
 
 
+def test_sizes_far_from_what_fits_are_remarked_on(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offbeat.config.plan.usable_cores", lambda: 4)
+    assert size_remarks(files.recipe("runtime.num_workers=8", "async_training.off_policy_degree=100")) == []
+    crowd, unbounded = size_remarks(
+        files.recipe("runtime.num_workers=16", "run.rounds=9", "async_training.off_policy_degree=10")
+    )
+    assert crowd.startswith("16 collectors share 4 cores with the learner")
+    assert "runtime.num_workers=3 to 8" in crowd
+    assert unbounded == "off_policy_degree 10 is above run.rounds 9: it bounds nothing"
+    assert size_remarks(files.recipe("runtime.num_workers=16", "runtime.kind=ray")) == []
+
+
 def test_sound_config_has_no_remarks(files: Files) -> None:
     assert remarks(files.recipe()) == []
 
@@ -827,17 +860,20 @@ def test_nested_optional_lists_read_well() -> None:
 # ---------------------------------------------------------------- recipes and registry
 
 
-def test_recipes_are_listed_with_their_first_comment(book: RecipeBook) -> None:
+def test_recipes_are_listed_with_their_first_sentence(book: RecipeBook) -> None:
     (book.directory / "another.yaml").write_text("env: {id: x}\n")
-    assert book.names() == ["another", "pole-learner"]
+    (book.directory / "long.yaml").write_text("# Two poles,\n# one cart. And more.\nenv: {id: x}\n# End.\n")
+    assert book.names() == ["another", "long", "pole-learner"]
+    assert book.description("long") == "Two poles, one cart."
     assert book.description("pole-learner") == "A pole to balance."
     assert book.description("another") == ""
 
 
 @pytest.mark.parametrize("name", RecipeBook().names())
 def test_shipped_recipes_load_and_say_what_they_are(name: str) -> None:
-    assert RecipeBook().description(name)
+    assert RecipeBook().description(name).endswith(".")
     config = offbeat.load_config(name)
+    assert not any("has nothing to do" in text for text in remarks(config))
     assert config.run.name == name
     assert config.algorithm.name in algorithms.BUILTIN
 

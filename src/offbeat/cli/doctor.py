@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from offbeat.cli.output import EXIT_FAILED, JsonFlag, reporting, show_table
-from offbeat.errors import EnvError
+from offbeat.errors import ConfigError, EnvError
 
 if TYPE_CHECKING:
     from offbeat.config.models import EnvConfig
@@ -44,12 +44,16 @@ _MEASURE_S = 0.3
 _CHEAP_US, _EXPENSIVE_US = 20.0, 1000.0
 
 
+Status = Literal["ok", "missing", "warning", "failed"]
+"""``missing``: not installed, and needed by some only."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing the doctor looked at. Example: ``Finding("cores", "ok", "2 usable of 2")``."""
 
     name: str
-    status: Literal["ok", "warning", "failed"]
+    status: Status
     text: str
 
 
@@ -61,8 +65,11 @@ def doctor(
     with reporting(as_json) as report:
         findings = list(examine())
         if env is not None:
-            findings += list(measure_env(env))
-        marks = {"ok": "", "warning": "WARNING: ", "failed": "FAILED: "}
+            try:
+                findings += measure_env(env)
+            except EnvError as error:
+                raise ConfigError(f"--env {env}: {error}") from error
+        marks = {"ok": "", "missing": "", "warning": "WARNING: ", "failed": "FAILED: "}
         show_table("offbeat doctor", {one.name: marks[one.status] + one.text for one in findings})
         report.values["findings"] = [
             {"name": one.name, "status": one.status, "text": one.text} for one in findings
@@ -74,22 +81,24 @@ def examine() -> Iterator[Finding]:
     """Look at everything that needs no environment."""
     yield Finding("python", "ok", f"{platform.python_version()} on {platform.platform()}")
     yield _torch()
-    yield Finding("gymnasium", *_installed("gymnasium", "failed"))
+    version = _version("gymnasium")
+    yield Finding("gymnasium", "ok" if version else "failed", version or "not installed")
     yield _cores()
     yield _memory()
     yield _open_files()
     for extra, package in _EXTRAS.items():
-        status, text = _installed(package, "ok")
-        yield Finding(extra, status, text if text[0].isdigit() else f"{text}: pip install 'offbeat[{extra}]'")
+        version, name = _version(package), "" if package == extra else f"{package} "
+        if version is not None:
+            yield Finding(extra, "ok", f"{name}{version}")
+        else:
+            yield Finding(extra, "missing", f"{name}not installed: pip install 'offbeat[{extra}]'")
 
 
-def _installed(
-    package: str, otherwise: Literal["ok", "failed"]
-) -> tuple[Literal["ok", "warning", "failed"], str]:
+def _version(package: str) -> str | None:
     try:
-        return "ok", importlib.metadata.version(package)
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return otherwise, "not installed"
+        return None
 
 
 def _torch() -> Finding:
@@ -114,14 +123,9 @@ def _torch() -> Finding:
     return Finding("torch", "ok", f"{text} runs use runtime.torch_threads")
 
 
-def usable_cores() -> int:
-    """Cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _cores() -> Finding:
+    from offbeat.config.plan import usable_cores
+
     usable = usable_cores()
     text = f"{usable} usable of {os.cpu_count()}"
     if usable == 1:
@@ -160,6 +164,8 @@ def _open_files() -> Finding:
 
 def measure_env(env_id: str) -> Iterator[Finding]:
     """Time one environment and a batch of them, and advise on workers."""
+    from offbeat.config.plan import usable_cores
+
     alone_us = step_cost_us(env_id, 1)
     wide_us = step_cost_us(env_id, _WIDE) / _WIDE
     text = (

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from offbeat.errors import ConfigError, OffbeatError
+from offbeat.errors import ConfigError, OffbeatError, RunNotFound
 
 JsonFlag = Annotated[
     bool,
@@ -22,6 +22,7 @@ JsonFlag = Annotated[
 """The ``--json`` option that every verb takes."""
 
 EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
+_MISTAKES = (ConfigError, RunNotFound)
 
 
 @dataclass(slots=True)
@@ -33,7 +34,7 @@ class Report:
 
     def fail(self, error: OffbeatError) -> None:
         """Record an error that ended the verb."""
-        self.exit_code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
+        self.exit_code = EXIT_CONFIG if isinstance(error, _MISTAKES) else EXIT_FAILED
         self.values["error"] = str(error)
         problems = getattr(error, "problems", ())
         if problems:

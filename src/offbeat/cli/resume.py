@@ -30,6 +30,8 @@ def resume(
             evaluate_run(run, report, overrides=overrides or [])
             return
         from offbeat import api
+        from offbeat.cli.continuing import refuse_if_done
         from offbeat.cli.recover import callbacks_for
 
+        refuse_if_done(run, overrides or [])
         finish(api.resume(run, overrides=overrides or [], callbacks=callbacks_for(context.obj)), report)

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from offbeat.cli.continuing import resume_command
 from offbeat.cli.history import REPLAY_METRIC, Component, Loss, Restart, RunHistory, read_history
 from offbeat.cli.output import EXIT_FAILED, JsonFlag, reporting, show_table
 from offbeat.cli.resume import RunDirectory
-from offbeat.errors import OffbeatError
 
 State = Literal["running", "restarting", "stuck", "finished", "failed", "killed"]
 _WELL = ("running", "restarting", "finished")
@@ -85,7 +85,13 @@ class Status:
             verbs = ("eval", "replay", "resume")
         else:
             verbs = ("resume", "eval", "replay")
-        return tuple(f"offbeat {verb} {shlex.quote(self.run_dir)}" for verb in verbs)
+        return tuple(map(self._command, verbs))
+
+    def _command(self, verb: str) -> str:
+        if verb != "resume" or self.state != "finished":
+            return f"offbeat {verb} {shlex.quote(self.run_dir)}"
+        history = self.history
+        return resume_command(self.run_dir, history.metrics, history.version, self.rounds, self.stop_return)
 
 
 def status(
@@ -119,29 +125,29 @@ def status(
 def read_status(directory: Path, now_s: float, stuck_after_s: float | None = None) -> Status:
     """Read a run directory and judge the run as of ``now_s``, in unix seconds. Changes nothing of a run."""
     if not (directory / "manifest.json").exists() and not (directory / "events.jsonl").exists():
-        raise OffbeatError(
-            f"{directory} is not a run directory: it has neither manifest.json nor events.jsonl"
-        )
+        from offbeat.run.directory import not_found
+
+        raise not_found(directory, "it has neither manifest.json nor events.jsonl")
     pid = lock_owner(directory / "lock")  # first: a run that ends meanwhile is then told by its events
     is_held = pid is not None
     has_events = (directory / "events.jsonl").exists()
     history = read_history(directory / "events.jsonl") if has_events else RunHistory()
-    settings = _settings(directory)
+    settings = read_settings(directory)
     quiet_s = None if history.last_s is None else max(0.0, now_s - history.last_s)
     limit_s = _stuck_limit_s(history) if stuck_after_s is None else stuck_after_s
     state, reason = _judge(history, is_held, quiet_s, limit_s)
     return Status(
         run_dir=str(directory),
-        name=str(_in(settings, "run", "name") or _manifest_name(directory)),
+        name=str(setting(settings, "run", "name") or _manifest_name(directory)),
         state=state,
         reason=reason,
         pid=pid or None,
-        rounds=_in(settings, "run", "rounds"),
+        rounds=setting(settings, "run", "rounds"),
         quiet_s=quiet_s,
         history=history,
         checkpoints=_checkpoints(directory / "checkpoints", now_s, is_held),
         now_s=now_s,
-        stop_return=_in(settings, "run", "stop_return"),
+        stop_return=setting(settings, "run", "stop_return"),
     )
 
 
@@ -183,7 +189,7 @@ def _stuck_limit_s(history: RunHistory) -> float:
     return _LEAST_STUCK_S if rate is None else max(_LEAST_STUCK_S, _STUCK_ROUNDS / rate)
 
 
-def _settings(directory: Path) -> Mapping[str, Any]:
+def read_settings(directory: Path) -> Mapping[str, Any]:
     """The settings of a run as they were written; empty for a pipeline of one's own, which writes none."""
     path = directory / "resolved.yaml"
     if not path.exists():
@@ -207,7 +213,8 @@ def _manifest_name(directory: Path) -> str:
         return directory.name
 
 
-def _in(settings: Mapping[str, Any], section: str, key: str) -> Any:
+def setting(settings: Mapping[str, Any], section: str, key: str) -> Any:
+    """Return a setting of a run; None when it is not known."""
     values = settings.get(section)
     return values.get(key) if isinstance(values, dict) else None
 

@@ -6,8 +6,10 @@ import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from offbeat.cli.continuing import resume_command
 from offbeat.cli.history import REPLAY_METRIC, Loss, RunHistory, read_history
 from offbeat.cli.output import EXIT_INTERRUPTED, Report, show_table
+from offbeat.cli.status import read_settings, setting
 from offbeat.errors import OffbeatError
 
 _MOST_LOSSES = 8
@@ -25,6 +27,10 @@ def finish(result: Result, report: Report) -> None:
         rounds=result.rounds,
         env_steps=result.env_steps,
         wall_s=result.wall_s,
+        startup_s=result.startup_s,
+        training_s=result.training_s,
+        steps_per_s=result.steps_per_s,
+        **_statistics(result),
         eval_return=result.eval_return,
         max_staleness=result.max_staleness,
         digest=result.digest,
@@ -46,7 +52,8 @@ def summary_rows(result: Result) -> dict[str, str]:
         "rounds": f"{result.rounds:,}",
         "environment steps": f"{result.env_steps:,}",
         "wall time": _wall(result, history),
-        "steps per second": f"{result.steps_per_s:,.0f}" if result.steps_per_s > 0 else "no round trained",
+        "steps per second": _rate(result),
+        **_statistics_rows(result),
         "evaluation return": "not evaluated" if result.eval_return is None else f"{result.eval_return:.1f}",
         **({} if success is None else {"evaluation success": f"{success:.0%}"}),
         "max staleness": f"{result.max_staleness}{' (replayed)' if REPLAY_METRIC in result.metrics else ''}",
@@ -56,14 +63,57 @@ def summary_rows(result: Result) -> dict[str, str]:
         "run directory": str(result.run_dir),
     }
     run = shlex.quote(str(result.run_dir))
-    return rows | {verb: f"offbeat {verb} {run}" for verb in ("resume", "eval", "play", "replay")}
+    rows["resume"] = _resume_command(result)
+    return rows | {verb: f"offbeat {verb} {run}" for verb in ("eval", "play", "replay")}
+
+
+def _resume_command(result: Result) -> str:
+    """Return the command that goes on: a run that ended before its goal needs no other settings."""
+    known = {} if result.interrupted else read_settings(result.run_dir)
+    rounds, stop_return = setting(known, "run", "rounds"), setting(known, "run", "stop_return")
+    return resume_command(str(result.run_dir), result.metrics, result.rounds, rounds, stop_return)
+
+
+def _statistics(result: Result) -> dict[str, float | None]:
+    """Return segments collected and trained, the rounds between them, and their share of time together."""
+    metrics = {name: value for name, value in result.metrics.items() if isinstance(value, int | float)}
+    elapsed_s, overlap_s = metrics.get("time/elapsed_s", 0.0), metrics.get("time/overlap_s")
+    return {
+        "collect_count": metrics.get("queue/total_produced"),
+        "train_count": metrics.get("queue/total_consumed"),
+        "lag": metrics.get("pace/lag"),
+        "overlap": overlap_s / elapsed_s if overlap_s is not None and elapsed_s > 0 else None,
+    }
+
+
+def _statistics_rows(result: Result) -> dict[str, str]:
+    found = _statistics(result)
+    collected, trained, lag, overlap = (
+        found[name] for name in ("collect_count", "train_count", "lag", "overlap")
+    )
+    rows = {}
+    if collected is not None and trained is not None:
+        behind = "" if lag is None else f", lag {lag:.1f} rounds"
+        rows["segments"] = f"{collected:,.0f} collected, {trained:,.0f} trained{behind}"
+    if overlap is not None:
+        rows["overlap"] = f"{overlap:.0%} of the time collecting and training went on at once"
+    return rows
 
 
 def _wall(result: Result, history: RunHistory | None) -> str:
-    here = f"{result.wall_s:.1f} s"
-    if history is None or history.num_starts < 2 or history.began_s is None or history.last_s is None:
+    """Return the time of this start by its parts; of earlier starts only what they trained."""
+    rest_s = max(0.0, result.wall_s - result.startup_s - result.training_s)
+    parts = f"start-up {result.startup_s:.1f} s, rounds {result.training_s:.1f} s, the rest {rest_s:.1f} s"
+    here, total_s = f"{result.wall_s:.1f} s: {parts}", result.metrics.get("time/elapsed_s")
+    if history is None or history.num_starts < 2 or not isinstance(total_s, int | float):
         return here
-    return f"{here} since the last start, {history.last_s - history.began_s:.1f} s since the first"
+    return f"{here}; rounds of all {history.num_starts} starts {total_s:.1f} s"
+
+
+def _rate(result: Result) -> str:
+    if result.steps_per_s <= 0:
+        return "no round trained"
+    return f"{result.steps_per_s:,.0f}, start-up and the rest left out"
 
 
 def _losses(history: RunHistory) -> dict[str, str]:

@@ -91,18 +91,31 @@ def parse_value(text: str) -> object:
 
 def _syntax_problem(error: YAMLError, text: str, source: str) -> Problem:
     if isinstance(error, MarkedYAMLError):
-        # What is never closed is noticed at the end of the file; its beginning is the line to look at.
+        # What is never closed is noticed later, or at the end of the file: look at where it begins.
         marks = [mark for mark in (error.problem_mark, error.context_mark) if mark is not None]
-        inside = [mark.line + 1 for mark in marks if mark.line < len(text.splitlines())]
-        line = inside[0] if inside else 1
+        if _is_flow(error):
+            marks.reverse()
+        lines = max(1, len(text.splitlines()))
+        inside = [mark.line + 1 for mark in marks if mark.line < lines]
+        line = inside[0] if inside else lines
     else:
         line = text.count("\n", 0, getattr(error, "position", 0)) + 1
     return Problem(f"{source}:{line}", "", None, f"not valid YAML: {_reason(error)}")
 
 
+def _is_flow(error: MarkedYAMLError) -> bool:
+    """Return True for mistakes within ``{...}`` or ``[...]``."""
+    return "parsing a flow" in (error.context or "")
+
+
 def _reason(error: YAMLError) -> str:
     """What the library complains about, without its excerpt of the text."""
     if isinstance(error, MarkedYAMLError):
+        if "'\\t'" in (error.problem or ""):
+            return "a tab; YAML is indented with spaces"
+        if _is_flow(error):
+            bracket = "[" if "sequence" in (error.context or "") else "{"
+            return f"a {bracket} that is not closed, or an entry in it without a comma before"
         return ", ".join(part for part in (error.context, error.problem) if part)
     return "a character that YAML does not allow"
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 
+from offbeat.config.errors import shown
+from offbeat.config.layers import Path, parse_yaml
 from offbeat.config.loader import dump_yaml
-from offbeat.config.models import AUTO, RunConfig
+from offbeat.config.models import AUTO, RunConfig, Section
+
+_MOST_WORKERS_PER_CORE = 2
 
 
 def describe(config: RunConfig, step_bytes: int | None = None, facts: Mapping[str, str] | None = None) -> str:
-    """The resolved configuration and the plan of the run.
+    """The plan of the run, and below it the resolved configuration, in which changes are marked.
 
     ``step_bytes`` is the size of one environment step in a segment, for the memory guess; None: not known.
     ``facts`` are what the algorithm adds to the plan.
@@ -18,7 +23,33 @@ def describe(config: RunConfig, step_bytes: int | None = None, facts: Mapping[st
     width = max(map(len, rows))
     lines = [f"  {name:<{width}}  {text}" for name, text in rows.items()]
     notes = [f"  note: {text}" for text in remarks(config)]
-    return "\n".join([dump_yaml(config.resolved()), "plan:", *lines, *notes])
+    return "\n".join(["plan:", *lines, *notes, "", "configuration:", *_marked(config)])
+
+
+def _marked(config: RunConfig) -> list[str]:
+    """The lines of the resolved configuration, those that differ from a default with that default."""
+    text = dump_yaml(config.resolved())
+    layer, _ = parse_yaml(text, "configuration")
+    assert layer is not None, "a configuration that was written can be read"
+    lines = text.splitlines()
+    for path, default in _changed(config, None, ()):
+        line = layer.place(path).line
+        if path in layer.places and line is not None:
+            lines[line - 1] += (
+                f"  # default: {shown(list(default) if isinstance(default, tuple) else default)}"
+            )
+    return lines
+
+
+def _changed(section: Section, default: object, path: Path) -> Iterator[tuple[Path, object]]:
+    """Values that differ from their default: the one in ``default``, a section of the same kind, or their own."""
+    for name, field in type(section).model_fields.items():
+        value, own = getattr(section, name), field.get_default(call_default_factory=True)
+        known = getattr(default, name) if type(default) is type(section) else own
+        if isinstance(value, Section):
+            yield from _changed(value, known, (*path, name))
+        elif not field.is_required() and value != known:
+            yield (*path, name), known
 
 
 def plan(config: RunConfig, step_bytes: int | None = None) -> dict[str, str]:
@@ -77,7 +108,8 @@ def remarks(config: RunConfig) -> list[str]:
     """Settings that work and probably do not do what was meant."""
     dial, evaluation = config.async_training, config.eval
     never_evaluated = evaluation.interval_rounds is None and not evaluation.at_end
-    found = {
+    found = size_remarks(config)
+    by_setting = {
         "enable_async_eval has nothing to do until eval.interval_rounds is set": (
             dial.enable_async_eval and evaluation.interval_rounds is None
         ),
@@ -92,7 +124,34 @@ def remarks(config: RunConfig) -> list[str]:
         ),
         "checkpoints are off: the run cannot be resumed": not config.checkpoint.enabled,
     }
-    return [text for text, applies in found.items() if applies]
+    return found + [text for text, applies in by_setting.items() if applies]
+
+
+def size_remarks(config: RunConfig) -> list[str]:
+    """Numbers that work and are probably far from what was meant; a run's start says so, too."""
+    workers, cores, degree = (
+        config.runtime.num_workers,
+        usable_cores(),
+        config.async_training.off_policy_degree,
+    )
+    found = []
+    if config.runtime.kind in ("threads", "processes") and workers > _MOST_WORKERS_PER_CORE * cores:
+        found.append(
+            f"{workers:,} collectors share {_count(cores, 'core')} with the learner: unless they wait for"
+            f" something else than a core, runtime.num_workers={max(1, cores - 1)} to {2 * cores} is as fast"
+        )
+    if degree > config.run.rounds:
+        found.append(
+            f"off_policy_degree {degree:,} is above run.rounds {config.run.rounds:,}: it bounds nothing"
+        )
+    return found
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _collectors(config: RunConfig) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 _SHIPPED = Path(__file__).parent.parent / "recipes"
@@ -10,7 +11,7 @@ _SHIPPED = Path(__file__).parent.parent / "recipes"
 
 @dataclass(frozen=True, slots=True)
 class RecipeBook:
-    """A directory of ``NAME.yaml`` files. The first comment line of a recipe is its description."""
+    """A directory of ``NAME.yaml`` files. The first sentence of a recipe's first comment describes it."""
 
     directory: Path = _SHIPPED
 
@@ -23,7 +24,10 @@ class RecipeBook:
         return self.directory / f"{name}.yaml"
 
     def description(self, name: str) -> str:
-        """The recipe's first comment line; empty when it does not start with one."""
+        """The first sentence of the recipe's comment; empty when the file does not start with one."""
         with self.path(name).open(encoding="utf-8") as file:
-            first = file.readline().strip()
-        return first.lstrip("# ") if first.startswith("#") else ""
+            comment = " ".join(
+                line.strip("# \n") for line in takewhile(lambda line: line.startswith("#"), file)
+            )
+        sentence, stop, _ = comment.partition(". ")
+        return sentence + stop.strip()

@@ -16,7 +16,7 @@ from pathlib import Path
 from offbeat.checkpoint import CheckpointManager, files
 from offbeat.config.loader import dump_yaml
 from offbeat.config.models import RunConfig
-from offbeat.errors import CheckpointError, ConfigError, OffbeatError
+from offbeat.errors import ConfigError, OffbeatError, RunNotFound
 from offbeat.observe.callbacks import Callback, RunInfo
 from offbeat.runtime.clock import Clock
 
@@ -52,8 +52,20 @@ def existing(run_dir: str | Path) -> Path:
     """Return the directory of a run that is there."""
     directory = Path(run_dir)
     if not (directory / "manifest.json").exists():
-        raise CheckpointError(f"{directory} is not a run directory: it has no manifest.json")
+        raise not_found(directory, "it has no manifest.json")
     return directory
+
+
+def not_found(directory: Path, lacks: str) -> RunNotFound:
+    """Return the error for a directory that holds no run."""
+    if directory.exists():
+        return RunNotFound(f"{directory} is not a run directory: {lacks}")
+    runs = sorted(Path("runs").glob("*/manifest.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    newest = ", ".join(str(path.parent) for path in runs[:3])
+    return RunNotFound(
+        f"{directory} is not a run directory: there is nothing of this name"
+        + (f"; the newest runs: {newest}" if newest else "")
+    )
 
 
 # ---------------------------------------------------------------- description
