@@ -18,7 +18,7 @@ def evaluate(
         int | None, typer.Option(min=1, help="Episodes to play; as configured when not given.")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the episodes.")] = None,
-    best: Annotated[bool, typer.Option("--best", help="Judge the best checkpoint, not the last.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="Evaluate the best checkpoint, not the last.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Evaluate the weights of a run."""
@@ -41,7 +41,7 @@ def evaluate_run(
 
     metrics = api.evaluate(run, episodes=episodes, seed=seed, best=best, overrides=overrides)
     if best and CheckpointManager(Path(run) / "checkpoints").best() is None:
-        note = "no checkpoint of this run has a score (eval.interval_rounds), so the newest was judged"
+        note = "no checkpoint of this run has a score (eval.interval_rounds), so the newest was evaluated"
         print(f"note: {note}")
         report.values["note"] = note
     print(headline(metrics))

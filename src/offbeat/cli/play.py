@@ -33,7 +33,7 @@ def play(
     best: Annotated[bool, typer.Option("--best", help="Play the best checkpoint, not the last.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="Film, a .gif or .mp4; RUN/play.gif when not given.", show_default=False),
+        typer.Option(help="Video, a .gif or .mp4; RUN/play.gif when not given.", show_default=False),
     ] = None,
     fps: Annotated[
         int | None, typer.Option(min=1, max=50, help="Steps a second; as the environment says, or 6.")
@@ -46,10 +46,10 @@ def play(
     ] = False,
     max_steps: Annotated[int | None, typer.Option(min=1, help="End episodes after this many steps.")] = None,
     no_show: Annotated[bool, typer.Option("--no-show", help="Show nothing but the result.")] = False,
-    no_film: Annotated[bool, typer.Option("--no-film", help="Make no film.")] = False,
+    no_film: Annotated[bool, typer.Option("--no-film", help="Record no video.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Watch the weights of a run play, and make a film of it."""
+    """Watch the weights of a run play, and record a video."""
     with reporting(as_json) as report:
         from offbeat import api
 

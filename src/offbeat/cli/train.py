@@ -21,7 +21,9 @@ Overrides = Annotated[
 
 EvalOnly = Annotated[
     bool,
-    typer.Option("--eval-only", help="Train nothing: judge the run's newest checkpoint, as `offbeat eval`."),
+    typer.Option(
+        "--eval-only", help="Train nothing: evaluate the run's newest checkpoint, as `offbeat eval`."
+    ),
 ]
 """The option of verbs that would train."""
 
@@ -55,13 +57,13 @@ def _judge_run_of(recipe: str, overrides: Sequence[str], report: Report) -> None
     directory = given.run.dir
     if directory is None:
         raise ConfigError(
-            "--eval-only judges a run that is there: name its directory with run.dir=RUN, "
+            "--eval-only evaluates a run that is there: name its directory with run.dir=RUN, "
             "or use `offbeat eval RUN`"
         )
     if not (Path(directory) / "manifest.json").exists():
         raise ConfigError(
-            f"--eval-only judges a run that is there, but run.dir {directory} holds none: train it without "
-            "--eval-only first, or name another run.dir"
+            f"--eval-only evaluates a run that is there, but run.dir {directory} holds none: train it "
+            "without --eval-only first, or name another run.dir"
         )
     own = offbeat.load_config(Path(directory) / "config.yaml")
     if (given.algorithm.name, given.env.id) != (own.algorithm.name, own.env.id):

@@ -432,7 +432,7 @@ class RunSection(Section):
 
 
 class EvalConfig(Section):
-    """When and how frozen weights are judged."""
+    """When and how frozen weights are evaluated."""
 
     interval_rounds: int | None = Field(
         default=None, ge=1, description="Rounds between two evaluations; null: none before the end."

@@ -42,7 +42,7 @@ def _marked(config: RunConfig) -> list[str]:
 
 
 def _changed(section: Section, default: object, path: Path) -> Iterator[tuple[Path, object]]:
-    """Values that differ from their default: the one in ``default``, a section of the same kind, or their own."""
+    """Values that differ from the default: that of ``default``, a section of the same kind, or their own."""
     for name, field in type(section).model_fields.items():
         value, own = getattr(section, name), field.get_default(call_default_factory=True)
         known = getattr(default, name) if type(default) is type(section) else own
