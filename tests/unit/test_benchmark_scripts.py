@@ -152,3 +152,31 @@ def test_a_count_of_calls_grows_with_the_segments_of_a_round(monkeypatch):
     calls = driver_cost.calls_by_function(0)
     assert sum(calls.values()) > 10
     assert not any(name.startswith("driver_cost.py") for name in calls)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_terminal_session_is_recorded_with_its_silences(plain, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import terminal
+
+    code = "import sys; print(sys.stdout.isatty(), flush=True); sys.stdin.read(); print('end'); sys.exit(3)"
+    session = terminal.record([sys.executable, "-c", code], plain)
+    assert session.exit_code == 3
+    assert "".join(piece.text for piece in session.pieces).split() == [str(not plain), "end"]
+    header, *events = map(json.loads, session.to_cast().splitlines())
+    assert header["version"] == 2
+    assert [event[1] for event in events] == ["o"] * len(session.pieces)
+
+
+def test_silences_are_those_before_between_and_after_the_output(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from terminal import Piece, Session, Silence
+
+    pieces = [Piece(2.0, "\x1b[1mstarting\x1b[0m\r\n"), Piece(3.0, "one\ntwo\n\x1b[?25h"), Piece(7.0, "end")]
+    assert Session([], pieces, 7.5).silences() == [
+        Silence(3.0, 4.0, "two"),
+        Silence(0.0, 2.0, ""),
+        Silence(2.0, 1.0, "starting"),
+        Silence(7.0, 0.5, "end"),
+    ]

@@ -1,5 +1,7 @@
 import io
+import itertools
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -140,7 +142,7 @@ def test_the_live_display_shows_what_matters(monkeypatch: pytest.MonkeyPatch) ->
     shown = stream.getvalue()
     for text in (
         "cartpole · ppo · CartPole-v1 · processes × 4 · k = 1",
-        *("11/100", "11%", "0:46 left", "228.9", "231.4", "500.0", "eval of 8", "48.2k", "bound k = 1"),
+        *("11/100", "11%", "0:46 left", "228.9", "231.4", "500.0", "of version 8", "48.2k", "bound k = 1"),
         *("collect 4%", "train 31%", "collecting holds training up", "3/4 alive", "2 restarts", "saved at 9"),
         *("killed [by hand]", "mind the [gap]", "finished at version 11"),
     ):
@@ -224,24 +226,90 @@ def test_a_phase_that_stays_is_drawn_each_second_and_rounds_are_drawn_beside_it(
     assert console._frame.phase == "", "a run that is over is in no phase"
 
 
-def test_plain_lines_tell_a_phase_after_20_seconds_of_silence() -> None:
+def test_plain_lines_tell_the_phase_when_no_round_ends_and_less_often_the_longer_it_lasts() -> None:
     stream, clock = io.StringIO(), Clock()
-    console = make_console("plain", SUMMARY, stream=stream, clock=clock)
+    console = make_console("plain", SUMMARY, log_interval_s=2.0, stream=stream, clock=clock)
     phase = "evaluating version 5: episode 3 of 10"
     told = []
-    for _ in range(50):
-        clock.now_s += 1.0
+    for _ in range(800):
+        clock.now_s += 0.25
         before = len(stream.getvalue())
         console.refresh(lambda: phase)
-        told.append(len(stream.getvalue()) > before)
-    assert [second for second, is_told in enumerate(told, 1) if is_told] == [20, 40]
-    assert stream.getvalue() == f"{phase} …\n" * 2
+        if len(stream.getvalue()) > before:
+            told.append(clock.now_s)
+    assert told[:4] == [2.5, 5.0, 7.5, 10.0], "no silence of 3 s"
+    pauses = [later - earlier for earlier, later in itertools.pairwise(told)]
+    assert pauses == sorted(pauses)
+    assert 15.0 < pauses[-1] < 25.0, "a tenth of 200 s"
+    assert stream.getvalue().startswith(f"{phase}, 0:02 so far\n{phase}, 0:05 so far\n")
     console.on_notice("something else")
-    clock.now_s += 19.0
-    console.refresh(lambda: phase)
     clock.now_s += 2.0
-    console.refresh(lambda: "")  # collecting is not worth a line
+    console.refresh(lambda: "saving")
     assert stream.getvalue().endswith("something else\n")
+    clock.now_s += 0.5
+    console.refresh(lambda: "saving")
+    assert stream.getvalue().endswith("saving, 0:02 so far\n"), "another phase begins to count anew"
+
+
+@pytest.mark.parametrize("kind", ["plain", "rich"])
+def test_a_display_is_there_before_the_run_has_started(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream, clock = Terminal(), Clock()
+    console = make_console(kind, SUMMARY, stream=stream, clock=clock)
+    console.open(resumed_from=7)
+    for text in ("cartpole · ppo · CartPole-v1", "runs/x", "7"):
+        assert text in stream.getvalue()
+    before = len(stream.getvalue())
+    for _ in range(1000):  # it refreshes itself
+        clock.now_s += 2.5
+        time.sleep(0.01)
+        if "starting" in stream.getvalue()[before:]:
+            break
+    else:
+        pytest.fail("the display said nothing while the run started")
+    console.on_start(RunInfo(SUMMARY, RunControl(print, print, print), resumed_from=7))
+    shown = stream.getvalue()
+    clock.now_s += 100.0
+    time.sleep(0.6)
+    assert stream.getvalue() == shown, "nobody refreshes it any more but the driver"
+    console.refresh(lambda: "collecting")
+    assert "collecting" in stream.getvalue()[len(shown) :]
+    console.close()
+    console.close()
+
+
+def test_a_display_that_never_started_gives_the_terminal_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    console = make_console("rich", SUMMARY, stream=stream)
+    console.open()
+    console.close()
+    assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l"), "the cursor shows"
+
+
+def test_the_live_display_shows_what_the_learner_reports_and_where_time_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = Terminal()
+    console = make_console("rich", replace(SUMMARY, directory=Path("runs/[x]")), stream=stream)
+    console.on_start(RunInfo(SUMMARY, RunControl(print, print, print)))
+    console.on_eval(EvalInfo(8, {"eval/return_mean": 487.5, "eval/return_std": 31.24, "eval/episodes": 10.0}))
+    learning = {"learn/loss": 0.01234, "learn/entropy": math.nan, "learn/ess": 0.971, "learn/approx_kl": 4e-5}
+    times = {"time/round_s": 0.5, "time/collect_s": 0.25, "time/state_s": 0.125, "time/train_s": 0.375}
+    console.on_finish(FinishInfo(8, "done", 1.0, {**METRICS, **learning, **times}))
+    for text in (
+        "loss 0.0123 · KL 4e-05 · ESS 0.971",
+        "round 0.500 s · collect 0.250 · save environments 0.125 · train 0.375",
+        "487.5",
+        " ± 31.2 over 10 episodes, of version 8",
+        "runs/[x]",
+    ):
+        assert text in stream.getvalue()
+    assert "entropy" not in stream.getvalue()
 
 
 def test_a_slow_terminal_gets_fewer_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +318,7 @@ def test_a_slow_terminal_gets_fewer_drawings(monkeypatch: pytest.MonkeyPatch) ->
 
     class Slow(Terminal):
         def write(self, text: str) -> int:
-            clock.now_s += 0.0625
+            clock.now_s += 1.0
             return super().write(text)
 
     stream = Slow()

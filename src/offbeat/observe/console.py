@@ -6,6 +6,7 @@ import io
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -33,8 +34,11 @@ if TYPE_CHECKING:
 ConsoleKind = Literal["auto", "rich", "plain", "none"]
 
 _REFRESH_S = 0.25
-_LONG_PHASE_S = 20.0
+_SILENT_ROUNDS = 1.25  # intervals without a line after which a phase gets one: rounds are to come first
+_PHASE_SHARE = 0.1  # a phase that lasts is told of in intervals that grow with it
+_STARTING = "starting"
 _MOST_OF_TIME = 0.01
+_SILENT_S, _MOST_WHEN_SILENT = 2.5, 0.1  # rather a tenth of the time than no sign of life
 _WIDTH = 92
 _BAR_WIDTH = 40
 _CURVE_WIDTH = 24
@@ -43,8 +47,33 @@ _CURVE_WIDTH = 24
 class Display(Callback):
     """A display of the run. This one shows nothing."""
 
+    def open(self, resumed_from: int | None = None) -> None:
+        """Show what is run, and until `on_start` that it starts: imports may take seconds."""
+
     def refresh(self, phase: Callable[[], str]) -> None:
         """Show the phase of the run between rounds; called often, asks for the phase only when it is due."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was; a second call does nothing."""
+
+
+class _Starting:
+    """Refreshes a display from a thread of its own while the main one imports."""
+
+    def __init__(self, refresh: Callable[[Callable[[], str]], None]) -> None:
+        self._refresh = refresh
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="starting", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(_REFRESH_S):
+            self._refresh(lambda: _STARTING)
+
+    def end(self) -> None:
+        """Stop refreshing."""
+        self._is_over.set()
+        self._thread.join()
 
 
 def make_console(
@@ -93,7 +122,7 @@ _PLAIN_LINE = (
 class PlainConsole(Display):
     """One line every ``log_interval_s`` seconds, and one for whatever else is worth telling.
 
-    A phase that lasts longer than 20 s gets a line, too.
+    When no round ends in that time, the line is the phase and how long it has lasted, less and less often.
     """
 
     def __init__(
@@ -104,14 +133,34 @@ class PlainConsole(Display):
         self._interval_s = log_interval_s
         self._clock = clock
         self._told_at_s = -math.inf
-        self._phase_at_s = clock()
+        self._line_at_s = self._phase_since_s = clock()
+        self._phase = ""
+        self._starting: _Starting | None = None
+        self._is_open = False
 
-    def on_start(self, info: RunInfo) -> None:
-        """Say what is run, and where it writes."""
-        resumed = "" if info.resumed_from is None else f" from version {info.resumed_from}"
+    def open(self, resumed_from: int | None = None) -> None:
+        """Say what is run, and where it writes; until the start is over, say that it lasts."""
+        self._introduce(resumed_from)
+        self._starting = _Starting(self.refresh)
+
+    def _introduce(self, resumed_from: int | None) -> None:
+        self._is_open = True
+        resumed = "" if resumed_from is None else f" from version {resumed_from}"
         self._say(f"{_title(self._summary)}{resumed}")
         if self._summary.directory is not None:
             self._say(f"writes to {self._summary.directory}")
+
+    def on_start(self, info: RunInfo) -> None:
+        """End the start."""
+        self.close()
+        if not self._is_open:
+            self._introduce(info.resumed_from)
+
+    def close(self) -> None:
+        """Say no longer that the run starts."""
+        if self._starting is not None:
+            self._starting.end()
+            self._starting = None
 
     def on_round(self, info: RoundInfo) -> None:
         """Print a line of metrics, when the last one is long enough ago."""
@@ -120,9 +169,16 @@ class PlainConsole(Display):
             self._say(self._progress(info.version, info.metrics))
 
     def refresh(self, phase: Callable[[], str]) -> None:
-        """Print the phase after 20 s without a line."""
-        if self._clock() - self._phase_at_s >= _LONG_PHASE_S and (text := phase()):
-            self._say(f"{text} …")
+        """Print the phase when no line came for an interval, or for a tenth of the time it has lasted."""
+        now_s = self._clock()
+        if now_s - self._line_at_s < _SILENT_ROUNDS * self._interval_s:
+            return
+        text = phase()
+        if text != self._phase:
+            self._phase, self._phase_since_s = text, self._line_at_s
+        lasts_s = now_s - self._phase_since_s
+        if text and now_s - self._line_at_s >= _PHASE_SHARE * lasts_s:
+            self._say(f"{text}, {duration(lasts_s)} so far")
 
     def on_eval(self, info: EvalInfo) -> None:
         """Print an evaluation's result."""
@@ -154,7 +210,7 @@ class PlainConsole(Display):
         return progress + _time_left(self._summary, metrics)
 
     def _say(self, text: str) -> None:
-        self._phase_at_s = self._clock()
+        self._line_at_s = self._clock()
         print(text, file=self._stream, flush=True)
 
 
@@ -194,12 +250,14 @@ class _Frame:
     metrics: dict[str, MetricValue] = field(default_factory=dict)
     eval_version: int | None = None
     eval_return: float = math.nan
+    eval_count: float = math.nan
+    eval_spread: float = math.nan
     checkpoint: int | None = None
     curve: list[float] = field(default_factory=list)
 
 
 class RichConsole(Display):
-    """One live display. Drawn at most four times a second, and never for more than 1 % of the time."""
+    """One live display. Drawn at most four times a second, and once open for at most 1 % of the time."""
 
     def __init__(self, summary: RunSummary, stream: TextIO, clock: Callable[[], float]) -> None:
         from rich.console import Console
@@ -211,15 +269,38 @@ class RichConsole(Display):
         self._has_new_round = False
         self._phase: Callable[[], str] = str
         self._live: Live | None = None
+        self._starting: _Starting | None = None
 
-    def on_start(self, info: RunInfo) -> None:
-        """Open the display."""
+    def open(self, resumed_from: int | None = None) -> None:
+        """Open the display, and show until the start is over how long it lasts."""
+        self._show(resumed_from)
+        self._starting = _Starting(self.refresh)
+
+    def _show(self, resumed_from: int | None) -> None:
         from rich.live import Live
 
-        if info.resumed_from is not None:
-            self._frame.version = info.resumed_from
+        self._frame.version, self._frame.phase = resumed_from or 0, _STARTING
+        self._phase_since_s = self._drawn_s = self._clock()
         self._live = Live(_render(self._frame), console=self._console, auto_refresh=False)
         self._live.start(refresh=True)
+
+    def on_start(self, info: RunInfo) -> None:
+        """End the start."""
+        self._end_start()
+        if self._live is None:
+            self._show(info.resumed_from)
+
+    def _end_start(self) -> None:
+        if self._starting is not None:
+            self._starting.end()
+            self._starting = None
+
+    def close(self) -> None:
+        """Close the display."""
+        self._end_start()
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
     def on_round(self, info: RoundInfo) -> None:
         """Take the round's numbers and draw them, when the last drawing is long enough ago."""
@@ -249,6 +330,8 @@ class RichConsole(Display):
         """Show an evaluation's result from now on."""
         self._frame.eval_version = info.version
         self._frame.eval_return = number(info.metrics, "eval/return_mean")
+        self._frame.eval_spread = number(info.metrics, "eval/return_std")
+        self._frame.eval_count = number(info.metrics, "eval/episodes")
 
     def on_checkpoint(self, info: CheckpointInfo) -> None:
         """Show which version was saved last."""
@@ -269,8 +352,7 @@ class RichConsole(Display):
         if self._live is not None:
             self._has_new_round, self._phase = True, str
             self._draw()
-            self._live.stop()
-            self._live = None
+            self.close()
         self._console.print(
             _ending(info), style="red" if info.error else "green", markup=False, highlight=False
         )
@@ -288,7 +370,9 @@ class RichConsole(Display):
             self._is_new_phase(began_s)
         self._live.update(_render(self._frame), refresh=True)
         self._drawn_s = ended_s = self._clock()
-        self._next_s = ended_s + max(_REFRESH_S, (ended_s - began_s) / _MOST_OF_TIME)
+        spent_s = ended_s - began_s
+        pause_s = min(spent_s / _MOST_OF_TIME, max(_SILENT_S, spent_s / _MOST_WHEN_SILENT))
+        self._next_s = ended_s + max(_REFRESH_S, pause_s)
 
     def _above(self, text: str, style: str = "yellow") -> None:
         self._console.print(text, style=style, markup=False, highlight=False)
@@ -332,12 +416,26 @@ _VERDICTS = {
 }
 
 
+_LEARNING = (
+    ("loss", "loss"),
+    ("policy", "policy_loss"),
+    ("value", "value_loss"),
+    ("entropy", "entropy"),
+    ("KL", "approx_kl"),
+    ("KL to behaviour", "behaviour_kl"),
+    ("ESS", "ess"),
+)
+
+
 def _rows(frame: _Frame) -> list[tuple[str, str]]:
     """Labels and lines, the lines with rich's markup."""
+    from rich.markup import escape
+
     metrics = frame.metrics
     round_s = number(metrics, "time/round_s")
     rounds_per_s = plain(1 / round_s if round_s > 0 else math.nan)
     verdict = _VERDICTS.get(str(metrics.get("pace/bottleneck")), "")
+    learning = _learning(metrics)
     saved = "" if frame.checkpoint is None else f" · saved at {frame.checkpoint}"
     restarts = "yellow" if number(metrics, "system/worker_restarts") > 0 else "default"
     is_replay = REPLAY_METRIC in metrics
@@ -346,23 +444,36 @@ def _rows(frame: _Frame) -> list[tuple[str, str]]:
         "return": "[bold green]{rollout/return_mean_100:1}[/] last 100 · {rollout/return_mean:1} this round",
         "speed": f"[bold]{{learn/samples_per_s:k}}[/] steps/s · {rounds_per_s} rounds/s"
         " · {rollout/total_generated_samples:k} steps so far",
+        **({"learning": learning} if learning else {}),
         "staleness": "[bold]{pace/avg_sample_age:1}[/] mean · {pace/max_sample_age:0} max"
         f" · {'replayed, collection ' if is_replay else ''}{bound.format('{pace/off_policy_degree:0}')}",
         "idle": f"collect {{pace/collect_idle_ratio:%}} · train {{pace/train_idle_ratio:%}}  {verdict}",
+        "time": "round {time/round_s:3} s · collect {time/collect_s:3} · save environments {time/state_s:3}"
+        " · train {time/train_s:3}",
         "workers": f"{{system/workers_alive:0}}/{frame.summary.num_workers} alive"
         f" · [{restarts}]{{system/worker_restarts:0}} restarts[/] · {{system/rss_bytes:B}}{saved}",
     }
     filled = {label: fill(line, metrics) for label, line in lines.items()}
     lasts = f" · {duration(frame.phase_s)}" if frame.phase and frame.phase_s >= 1 else ""
     filled["phase"] = f"{frame.phase or '–'}{lasts}"
-    filled["return"] += _evaluation(frame) + f"  [green]{sparkline(frame.curve, _CURVE_WIDTH)}[/]"
+    filled["return"] += f"  [green]{sparkline(frame.curve, _CURVE_WIDTH)}[/]"
+    if frame.eval_version is not None:
+        filled["evaluation"] = _evaluation(frame)
+    if frame.summary.directory is not None:
+        filled["writes to"] = escape(str(frame.summary.directory))
     return list(filled.items())
 
 
+def _learning(metrics: Mapping[str, MetricValue]) -> str:
+    """Losses and what staleness costs, those that the learner reports."""
+    known = ((label, number(metrics, f"learn/{name}")) for label, name in _LEARNING)
+    return " · ".join(f"{label} {value:.3g}" for label, value in known if math.isfinite(value))
+
+
 def _evaluation(frame: _Frame) -> str:
-    if frame.eval_version is None:
-        return ""
-    return f" · [bold]{plain(frame.eval_return)}[/] eval of {frame.eval_version}"
+    spread = f" ± {plain(frame.eval_spread)}" if math.isfinite(frame.eval_spread) else ""
+    episodes = f" over {frame.eval_count:.0f} episodes" if math.isfinite(frame.eval_count) else ""
+    return f"[bold]{plain(frame.eval_return)}[/]{spread}{episodes}, of version {frame.eval_version}"
 
 
 def _preview_frame() -> _Frame:
@@ -380,10 +491,17 @@ def _preview_frame() -> _Frame:
         "system/workers_alive": 4,
         "system/worker_restarts": 0,
         "system/rss_bytes": 6.4e8,
+        "learn/loss": 0.0127,
+        "learn/entropy": 0.541,
+        "learn/approx_kl": 0.0043,
+        "learn/ess": 0.972,
         "time/round_s": 0.085,
+        "time/collect_s": 0.081,
+        "time/state_s": 0.001,
+        "time/train_s": 0.059,
         "time/elapsed_s": 35.0,
         "time/eta_s": 50.0,
     }
     curve = [20 + 209 / (1 + math.exp(-(i - 11) / 3)) for i in range(_CURVE_WIDTH)]
-    summary = RunSummary("cartpole", "ppo", "CartPole-v1", "processes", 4, 1000, 1)
-    return _Frame(summary, 412, "training round 412", 0.0, metrics, 400, 487.5, 400, curve)
+    summary = RunSummary("cartpole", "ppo", "CartPole-v1", "processes", 4, 1000, 1, Path("runs/cartpole"))
+    return _Frame(summary, 412, "training round 412", 0.0, metrics, 400, 487.5, 10, 31.2, 400, curve)
