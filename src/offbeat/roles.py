@@ -7,12 +7,12 @@ checkpoint can hold it without pickle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
+from offbeat.progress import progress_to as progress_to
+from offbeat.progress import report_progress as report_progress
 from offbeat.types import Array, ArraySpec, Batch, Metrics, Progress, Segment, StateTree, Ticket
 
 
@@ -197,25 +197,3 @@ class PerWorker(Generic[RoleT]):
     """
 
     make: Callable[[WorkerContext], RoleT]
-
-
-_report: ContextVar[Callable[[str], None]] = ContextVar("offbeat_report", default=lambda text: None)
-
-
-def report_progress(text: str) -> None:
-    """Report how far the work of a role is, for the display of the run; empty: nothing to report any more.
-
-    Learners and evaluators may call it at any time in the thread that calls them; elsewhere it does nothing.
-    Example: ``report_progress("episode 3 of 10")``.
-    """
-    _report.get()(text)
-
-
-@contextmanager
-def progress_to(report: Callable[[str], None]) -> Iterator[None]:
-    """Pass what roles report in this thread to ``report``."""
-    token = _report.set(report)
-    try:
-        yield
-    finally:
-        _report.reset(token)

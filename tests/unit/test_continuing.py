@@ -193,3 +193,47 @@ def test_an_evaluation_is_told_in_a_sentence() -> None:
     assert headline({**metrics, "eval/episodes": 1.0}) == "return 500.0 ± 0.0 over 1 episode"
     assert headline({"eval/return_mean": -1234.5}) == "return -1,234.5"
     assert headline({}) == "return –"
+
+
+# ---------------------------------------------------------------- what is said before a run
+
+
+SMALL = {
+    "run.rounds": 1,
+    "env.num_envs": 2,
+    "runtime.kind": "inline",
+    "eval.at_end": False,
+    "observe.tensorboard": False,
+    "observe.console": "none",
+}
+
+
+class Notices(offbeat.Callback):
+    """Keeps what a run says."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def on_notice(self, text: str) -> None:
+        self.told.append(text)
+
+
+def test_a_run_says_what_lies_in_its_directory_and_which_sizes_are_far_off(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear diary")
+    notices, sizes = Notices(), {"run.dir": str(tmp_path), "async_training.off_policy_degree": 1000}
+    offbeat.train("cartpole-ppo", overrides={**SMALL, **sizes}, callbacks=[notices])
+    degree, directory = notices.told
+    assert degree == "off_policy_degree 1,000 is above run.rounds 1: it bounds nothing"
+    assert directory.startswith(f"run.dir {tmp_path} holds other files (letter.txt): ")
+    assert (tmp_path / "letter.txt").read_text() == "dear diary"
+
+
+def test_a_gpu_that_is_not_there_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"trainer\.device is cuda, but torch sees no GPU"):
+        offbeat.train("cartpole-ppo", overrides={**SMALL, "trainer.device": "cuda"})
+    assert list(tmp_path.iterdir()) == []

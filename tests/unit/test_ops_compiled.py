@@ -66,3 +66,37 @@ def test_without_numba_nothing_is_compiled():
 def test_a_numba_that_cannot_be_imported_is_none(monkeypatch):
     monkeypatch.setenv("OFFBEAT_NUMBA", "1")
     assert decisions(BROKEN) == ["True", "False", "False", "False", "True"]
+
+
+REPORTED = """
+import pathlib, sys
+sys.path.insert(0, sys.argv[1])
+from offbeat.progress import progress_to
+from kernels import outer
+seen = []
+with progress_to(seen.append):
+    outer(3)
+    outer(4)
+print(seen)
+"""
+KERNELS = """
+from offbeat.ops.jit import jit
+
+@jit
+def inner(number):
+    return number + 1
+
+@jit
+def outer(number):
+    return inner(number) + 1
+"""
+
+
+def test_compiling_is_reported_once_and_not_when_the_result_is_on_disk(tmp_path, monkeypatch):
+    pytest.importorskip("numba")
+    monkeypatch.setenv("OFFBEAT_NUMBA", "1")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "kernels.py").write_text(KERNELS)
+    command = [sys.executable, "-c", REPORTED, str(tmp_path)]
+    said = [subprocess.run(command, capture_output=True, text=True, timeout=100).stdout for _ in range(2)]
+    assert said == ["['compiling kernels, once', '']\n", "[]\n"]

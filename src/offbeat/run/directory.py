@@ -41,6 +41,14 @@ def make_run_dir(config: RunConfig, name: str, clock: Clock) -> Path:
     return directory
 
 
+def other_files(run_dir: str | None) -> list[str]:
+    """Return a note about what lies already in the directory that a new run is to have."""
+    if run_dir is None or not Path(run_dir).is_dir() or not (found := sorted(os.listdir(run_dir))):
+        return []
+    names = ", ".join(found[:3]) + (", …" if len(found) > 3 else "")
+    return [f"run.dir {run_dir} holds other files ({names}): the run leaves them and writes beside them"]
+
+
 def _unused_dir(name: str, clock: Clock) -> Path:
     """Return ``runs/<name>-<date>-<time>``, with a number behind it for runs of the same second."""
     stamp = clock.date("%Y%m%d-%H%M%S")

@@ -15,6 +15,7 @@ from offbeat import algorithms
 from offbeat.checkpoint import CheckpointManager
 from offbeat.config import loader, short
 from offbeat.config.models import RunConfig
+from offbeat.config.plan import size_remarks
 from offbeat.errors import ConfigError, EnvError
 from offbeat.observe.callbacks import Callback, RoundInfo, RunControl, RunInfo, RunSummary
 from offbeat.observe.sinks import check_sinks
@@ -27,6 +28,7 @@ from offbeat.run.directory import (
     change_config,
     existing,
     make_run_dir,
+    other_files,
     recorded_name,
     write_description,
 )
@@ -80,7 +82,8 @@ class Result:
 class PreparedRun:
     """A run that can start: its settings, its directory, and whether it continues what is there.
 
-    ``is_new``: the directory was made for it, and is removed should the run be refused.
+    ``is_new``: the directory was made for it, and is removed should the run be refused. ``notes`` are told
+    when it starts.
     """
 
     config: RunConfig
@@ -88,6 +91,7 @@ class PreparedRun:
     name: str
     resumed: bool = False
     is_new: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def prepare_run(
@@ -98,15 +102,17 @@ def prepare_run(
     is_named = isinstance(recipe, str | Path)
     name = config.run.name or (Path(recipe).stem if is_named else config.algorithm.name)  # type: ignore[arg-type]
     is_new = config.run.dir is None or not Path(config.run.dir).exists()
+    notes = (*size_remarks(config), *other_files(config.run.dir))
     run_dir = make_run_dir(config, name, clock)
     source = str(recipe) if is_named else "a RunConfig"
     write_description(run_dir, config, name, source, overrides, clock)
-    return PreparedRun(config, run_dir, name, is_new=is_new)
+    return PreparedRun(config, run_dir, name, is_new=is_new, notes=notes)
 
 
 def prepare_resume(run_dir: str | Path, overrides: Overrides, config: RunConfig) -> PreparedRun:
     """Check a run that is to continue; ``config`` are its settings with the overrides, which stay with it."""
     directory = existing(run_dir)
+    _check_devices(config)
     _check_ranks(config)
     check_sinks(config.observe)
     if overrides:
@@ -144,6 +150,7 @@ def _check_resumable(overrides: Overrides, config: RunConfig) -> None:
 
 def _try_out(config: RunConfig) -> None:
     """Run the checks that need the environment, before the run leaves any trace."""
+    _check_devices(config)
     _check_ranks(config)
     check_sinks(config.observe)
     check = algorithms.find(config.algorithm.name).check
@@ -153,6 +160,16 @@ def _try_out(config: RunConfig) -> None:
     except EnvError as error:
         raise ConfigError(str(error)) from error
     _check_eval_env(config)
+
+
+def _check_devices(config: RunConfig) -> None:
+    """Refuse a GPU that this machine does not have; on Ray the machines of the actors count."""
+    asked = {"trainer.device": config.trainer.device, "rollout.device": config.rollout.device}
+    for key, device in asked.items():
+        if device == "cuda" and config.runtime.kind != "ray":
+            from offbeat.models.ranks import choose_device
+
+            choose_device(device, key=key)
 
 
 def _check_eval_env(config: RunConfig) -> None:
@@ -227,7 +244,8 @@ def open_run(
         everybody.append(_StopAtReturn(goal, prepared.resumed and _had_reached(prepared.run_dir, goal)))
     everybody.append(EarlierSettings(prepared.run_dir))
     notes = None if prepared.resumed else algorithms.find(config.algorithm.name).facts
-    notices = [] if notes is None else [f"{name}: {text}" for name, text in notes(config).items()]
+    facts = {} if notes is None else notes(config)
+    notices = [*prepared.notes, *(f"{name}: {text}" for name, text in facts.items())]
     pipeline = make_pipeline(config, prepared.run_dir, prepared.name, everybody, notices)
     run = pipeline.open(config.run.rounds, resumed=prepared.resumed, stepwise=stepwise)
     with few_threads(config), stopping_on_signals(pipeline.stop, clock) as signals, run:
