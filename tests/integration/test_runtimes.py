@@ -318,7 +318,15 @@ def test_the_phase_tells_how_far_learner_and_evaluator_are(
 
     monkeypatch.setattr("offbeat.run.observers.make_console", lambda *args: Listening())
     settings = Settings(eval=EvalConfig(interval_rounds=2, at_end=False))
-    report, _ = run(kind, 2, Slow(), evaluate=evaluate, settings=settings)
+
+    def slow(ticket: Any, weights: Any) -> Any:
+        if ticket.number == 0:
+            report_progress("compiling")
+            time.sleep(0.6)
+            report_progress("")
+        return collect(ticket, weights)
+
+    report, _ = run(kind, 2, Slow(), collect=slow, evaluate=evaluate, settings=settings)
     assert report.version == 2
     training = [f"training round {version}" for version in range(2)]
     evaluating = [f"evaluating version 2: episode {episode} of 3" for episode in (1, 2, 3)]
@@ -326,6 +334,7 @@ def test_the_phase_tells_how_far_learner_and_evaluator_are(
         assert not any("compiling" in phase or "episode" in phase for phase in phases)
     else:
         assert {f"{phase}: compiling" for phase in training} & set(phases)
+        assert "collecting: compiling" in phases
         assert [phase for phase in dict.fromkeys(phases) if "episode" in phase] == evaluating
         assert "episode" not in phases[-1]
 

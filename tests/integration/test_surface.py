@@ -55,6 +55,8 @@ ROUND_METRICS = [
     "time/publish_s",
     "time/wait_s",
     "time/elapsed_s",
+    "time/overlap_s",
+    "time/state_s",
     "time/eta_s",
     "system/rss_bytes",
     "system/cpu_percent",

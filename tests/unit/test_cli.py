@@ -54,7 +54,7 @@ class FakeResult:
     max_staleness: int = 1
     interrupted: bool = False
     startup_s: float = 4.0
-    training_s: float = 15.0
+    rounds_s: float = 15.0
     losses: tuple[Loss, ...] = ()
     restarts: int = 0
 

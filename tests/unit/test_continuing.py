@@ -152,7 +152,7 @@ def test_the_command_at_the_end_is_one_that_trains_on(ended: Any) -> None:
 
 
 def test_times_of_a_run_add_up_and_count_no_time_between_starts(tmp_path: Path) -> None:
-    result: Any = FakeResult(run_dir=tmp_path, wall_s=7.8, startup_s=5.0, training_s=2.5)
+    result: Any = FakeResult(run_dir=tmp_path, wall_s=7.8, startup_s=5.0, rounds_s=2.5)
     assert summary_rows(result)["wall time"] == "7.8 s: start-up 5.0 s, rounds 2.5 s, the rest 0.3 s"
     times_s = iter((0.0, 10.0, 5000.0, 5001.0))
     events = EventLog(tmp_path / "events.jsonl", clock=times_s.__next__)

@@ -47,7 +47,7 @@ NAMES = {
     *("weights/current_param_version", "weights/published_version", "weights/publish_lag"),
     *("weights/param_sync_count", "weights/param_sync_requests", "weights/sync_failures"),
     *("weights/sync_time_s", "time/round_s", "time/collect_s", "time/train_s", "time/publish_s"),
-    *("time/wait_s", "time/eta_s", "time/elapsed_s"),
+    *("time/wait_s", "time/eta_s", "time/elapsed_s", "time/overlap_s", "time/state_s"),
     *("system/rss_bytes", "system/cpu_percent", "system/gpu_mem_bytes"),
     *("system/workers_alive", "system/worker_restarts"),
 }
@@ -464,6 +464,59 @@ def test_steps_per_second_are_those_of_this_start() -> None:
     assert resumed.meter.steps_per_s == pytest.approx(60 / 2)
 
 
+def test_time_in_which_collecting_and_training_went_on_at_once_adds_up() -> None:
+    assert two_collectors().meter.metrics["time/overlap_s"] == 0.0, "one after the other"
+    run = Run(2)
+    for number, collector in ((0, 0), (1, 1)):
+        run.issue(number, 0.0, collector)
+    run.arrive(segment(0, 0), 2.0)
+    run.issue(2, 2.0, 0)
+    run.arrive(segment(1, 1), 4.0)
+    run.tell(TrainStarted(Batch(0, (), 1)), 4.0)
+    run.arrive(segment(2, 0), 7.0)
+    event = RoundTrained(1, Batch(0, (segment(0, 0), segment(1, 1)), 1), {}, 4.0, 10.0)
+    run.meter.measure(event)
+    run.tell(event, 10.0)
+    assert run.meter.metrics["time/overlap_s"] == pytest.approx(1.5), "3 s of one of two collectors"
+    resumed = Run(2)
+    resumed.meter.load_state_dict(run.meter.state_dict(), ())
+    resumed.issue(3, 500.0)
+    resumed.tell(TrainStarted(Batch(1, (), 1)), 501.0)
+    resumed.meter.measure(RoundTrained(2, Batch(1, (segment(2, 0),), 1), {}, 501.0, 503.0))
+    assert resumed.meter.state_dict()["totals"]["overlap_s"] == pytest.approx(1.5 + 1.0)
+
+
+def test_saving_environments_is_time_at_work_with_a_metric_of_its_own() -> None:
+    run = Run(2)
+    run.issue(0, 0.0, 0)
+    run.tell(SegmentArrived(segment(0, 0, collect_s=1.0), state_s=3.0), 4.0)
+    metrics = run.train(4.0, 8.0, segment(0, 0, collect_s=1.0))
+    assert metrics["time/state_s"] == pytest.approx(1.5), "per collector"
+    assert metrics["time/collect_s"] == pytest.approx(0.5)
+    assert metrics["pace/collect_idle_ratio"] == pytest.approx(1 - 4 / 16)
+
+
+def test_the_last_metrics_are_not_those_of_rounds_without_anything_collected() -> None:
+    run = two_collectors()
+    before = dict(run.meter.metrics)
+    run.train(10.0, 12.0, segment(1, 1, steps=300), version=1)
+    assert run.meter.metrics["rollout/steps_per_s"] == 0.0
+    run.meter.finish()
+    for name in ("rollout/steps_per_s", "pace/collect_idle_ratio", "pace/bottleneck"):
+        assert run.meter.metrics[name] == before[name]
+    assert run.meter.metrics["time/round_s"] == pytest.approx(2.0)
+
+
+def test_the_parts_of_a_start_are_told_apart() -> None:
+    run = Run()
+    assert (run.meter.first_ticket_s, run.meter.rounds_s) == (None, 0.0)
+    run.tell(Published(0, 0.1), 1.0)
+    run.issue(0, 6.0)
+    run.arrive(segment(0), 7.0)
+    run.train(7.0, 8.5, segment(0))
+    assert (run.meter.first_ticket_s, run.meter.rounds_s) == (6.0, 2.5)
+
+
 def test_nothing_is_left_to_do_once_the_run_is_over() -> None:
     run = two_collectors()
     assert run.meter.metrics["time/eta_s"] > 0
@@ -519,8 +572,16 @@ def test_a_resumed_run_believes_in_its_own_speed_after_a_few_rounds() -> None:
     assert eta_s(run, rounds_left=10) > 90.0
     now_s = rounds_of(run, [1.0], begin_s=now_s, first=54)
     assert eta_s(run, rounds_left=10) == pytest.approx(10.0)
-    rounds_of(run, [3.0] * 5, begin_s=now_s, first=55)
+    rounds_of(run, [3.0] * 3, begin_s=now_s, first=55)
     assert eta_s(run, rounds_left=10) == pytest.approx(20.0)
+
+
+def test_the_first_rounds_that_compile_are_soon_no_part_of_the_speed() -> None:
+    run = Run()
+    now_s = rounds_of(run, [3.0, 9.0, 0.1, 0.1])
+    assert eta_s(run, rounds_left=10) > 10.0, "all it knows yet"
+    rounds_of(run, [0.1], begin_s=now_s, first=4)
+    assert eta_s(run, rounds_left=10) == pytest.approx(1.0)
 
 
 def test_the_speed_is_that_of_the_last_fifty_rounds() -> None:

@@ -8,11 +8,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import offbeat
 from offbeat.ops.jit import COMPILING
-from offbeat.pacing.events import Event
+from offbeat.pacing import Coordinator, PaceConfig
+from offbeat.pacing.actions import Issue, Train
+from offbeat.pacing.events import CollectorUp, Event, Published, SegmentArrived
 from offbeat.roles import PerWorker, SingleRank, WorkerContext, progress_to, report_progress
 from offbeat.run.driver import Driver
 from offbeat.run.start import make_roles
@@ -22,7 +25,7 @@ from offbeat.runtime.base import keep_progress
 from offbeat.runtime.inline import InlineRuntime
 from offbeat.runtime.learning import LearnerExecutor
 from offbeat.runtime.spec import Assignment
-from offbeat.types import Batch, Metrics
+from offbeat.types import Batch, Metrics, Segment
 
 
 def test_a_report_goes_nowhere_unless_the_runtime_takes_it() -> None:
@@ -161,8 +164,9 @@ def row(key: str, whom: str, phase: str) -> Wait:
     ],
 )
 def test_the_phase_has_the_progress_of_what_is_waited_for(progress: Mapping[str, str], expected: str) -> None:
-    driver: Any = SimpleNamespace(waits=Waits(), _runtime=SimpleNamespace(progress=progress))
-    assert Driver.phase(driver) == ""
+    pace = SimpleNamespace(warm_up=lambda: None)
+    driver: Any = SimpleNamespace(waits=Waits(), pace=pace, _runtime=SimpleNamespace(progress=progress))
+    assert Driver.phase(driver) == "collecting"
     driver.waits.begin(row("train", "learner", "training round 4"), 1.0)
     driver.waits.begin(row("evaluation", "evaluator", "evaluating version 5"), 2.0)
     driver.waits.begin(row("progress", "any event", ""), 3.0)
@@ -170,6 +174,41 @@ def test_the_phase_has_the_progress_of_what_is_waited_for(progress: Mapping[str,
     driver.waits.end("evaluation")
     compiling = progress.get("learner")
     assert Driver.phase(driver) == "training round 4" + (f": {compiling}" if compiling else "")
+
+
+@pytest.mark.parametrize(
+    ("warm_up", "progress", "expected"),
+    [
+        ((3, 27), {}, "warm-up: 3 of 27 segments"),
+        ((3, 27), {"collector_0": COMPILING, "collector_1": ""}, f"warm-up: 3 of 27 segments: {COMPILING}"),
+        (None, {"collector_0": COMPILING, "collector_1": COMPILING}, f"collecting: {COMPILING}"),
+        (None, {"learner": COMPILING}, "collecting"),
+    ],
+)
+def test_while_segments_are_collected_the_phase_says_how_many_and_what_collectors_report(
+    warm_up: tuple[int, int] | None, progress: Mapping[str, str], expected: str
+) -> None:
+    pace = SimpleNamespace(warm_up=lambda: warm_up)
+    driver: Any = SimpleNamespace(waits=Waits(), pace=pace, _runtime=SimpleNamespace(progress=progress))
+    assert Driver.phase(driver) == expected
+
+
+def test_a_replay_is_warming_up_until_its_first_round_starts() -> None:
+    config = PaceConfig(rounds=3, segments_per_round=2, num_collectors=1, mode="replay", min_segments=3)
+    pace = Coordinator(config)
+    pace.start(0.0)
+    pace.apply(Published(0), 0.0)
+    pace.apply(CollectorUp(0, 8), 0.0)
+    seen = [pace.warm_up()]
+    for action in pace.decide(1.0):
+        assert isinstance(action, Issue)
+        pace.apply(SegmentArrived(Segment(action.ticket, None, np.array([0]))), 2.0)
+        seen.append(pace.warm_up())
+    assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert any(isinstance(action, Train) for action in pace.decide(3.0))
+    assert pace.warm_up() is None
+    stream = Coordinator(PaceConfig(rounds=3, segments_per_round=2, num_collectors=1))
+    assert stream.warm_up() is None, "a round of a stream waits for its own segments"
 
 
 # ---------------------------------------------------------------- roles

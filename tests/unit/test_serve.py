@@ -198,3 +198,15 @@ def test_collector_that_cannot_be_made_is_told() -> None:
 @pytest.mark.parametrize("made", [raise_value_error, Pairs()])
 def test_everything_that_collects_becomes_a_collector(made: Any) -> None:
     assert isinstance(as_collector(made), Collector)
+
+
+def test_the_time_to_take_the_state_is_told_once_for_all_segments_of_a_piece(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("offbeat.runtime.serve.perf_counter", iter((1.0, 1.5, 2.0, 4.0)).__next__)
+    server, posted = server_of(Pairs())
+    server.accept(ticket(0))
+    server.step()
+    server.accept(ticket(1))
+    server.step()
+    assert [(event.state_s, event.state) for event in posted] == [(2.0, {"turns": 2}), (0.0, {"turns": 2})]

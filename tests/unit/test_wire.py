@@ -83,8 +83,8 @@ def test_segment_is_what_it_was() -> None:
         arrays["x"][:], arrays["done"][:] = number, number % 2
         episodes = Episodes((1.5,), (number,)) if number else Episodes()
         state = {"rng": np.arange(4), "number": number}
-        record = decode(writer.write(segment_of(ticket, arrays, episodes=episodes), state))
-        assert (record.kind, record.ticket) == (SEGMENT, number)
+        record = decode(writer.write(segment_of(ticket, arrays, episodes=episodes), state, 0.25))
+        assert (record.kind, record.ticket, record.state_s) == (SEGMENT, number, 0.25)
         segment, state_read, slot = reader.read(record, ticket)
         assert segment.ticket == ticket
         assert (segment.units, segment.episodes, segment.collect_s) == ({"env_steps": 3}, episodes, 0.5)

@@ -28,7 +28,7 @@ def finish(result: Result, report: Report) -> None:
         env_steps=result.env_steps,
         wall_s=result.wall_s,
         startup_s=result.startup_s,
-        training_s=result.training_s,
+        rounds_s=result.rounds_s,
         steps_per_s=result.steps_per_s,
         **_statistics(result),
         eval_return=result.eval_return,
@@ -102,8 +102,8 @@ def _statistics_rows(result: Result) -> dict[str, str]:
 
 def _wall(result: Result, history: RunHistory | None) -> str:
     """Return the time of this start by its parts; of earlier starts only what they trained."""
-    rest_s = max(0.0, result.wall_s - result.startup_s - result.training_s)
-    parts = f"start-up {result.startup_s:.1f} s, rounds {result.training_s:.1f} s, the rest {rest_s:.1f} s"
+    rest_s = max(0.0, result.wall_s - result.startup_s - result.rounds_s)
+    parts = f"start-up {result.startup_s:.1f} s, rounds {result.rounds_s:.1f} s, the rest {rest_s:.1f} s"
     here, total_s = f"{result.wall_s:.1f} s: {parts}", result.metrics.get("time/elapsed_s")
     if history is None or history.num_starts < 2 or not isinstance(total_s, int | float):
         return here

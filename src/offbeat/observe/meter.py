@@ -37,7 +37,15 @@ _UNITS = ("env_steps", "tokens", "agent_steps")
 _EPISODES_AVERAGED = 100
 _ROUNDS_AVERAGED = 50
 _ROUNDS_TRUSTED = 5  # so many of its own, and a start no longer believes in the speed of the one before
+_ROUNDS_SLOW = 2  # of those, the first ones compile kernels and fill caches
 _BALANCED_WITHIN = 0.1
+_RATES = (
+    "pace/collect_idle_ratio",
+    "pace/train_idle_ratio",
+    "pace/bottleneck",
+    "pace/overlap_efficiency",
+    "rollout/steps_per_s",
+)
 _NOTHING = (0, 0)
 _NO_SYSTEM = {"system/rss_bytes": math.nan, "system/cpu_percent": math.nan, "system/gpu_mem_bytes": math.nan}
 
@@ -60,6 +68,7 @@ class _Totals:
     worker_restarts: int = 0
     generation_errors: int = 0
     elapsed_s: float = 0.0
+    overlap_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -70,6 +79,7 @@ class _Window:
     samples: int = 0
     publish_s: float = 0.0
     paused_s: float = 0.0
+    state_s: float = 0.0
 
 
 class Meter:
@@ -101,7 +111,8 @@ class Meter:
         self._totals = _Totals()
         self._window = _Window()
         self._measured: dict[str, MetricValue] = {}  # metrics of the round that ended
-        self._train_started_s = 0.0
+        self._collecting: dict[str, MetricValue] = {}  # rates of the last round that had something collected
+        self._train_started_s = self._busy_at_train_s = 0.0
         self._waiting: dict[int, tuple[int, int]] = {}  # ticket -> bytes and samples of its segment
         self._recent_returns: deque[float] = deque(maxlen=_EPISODES_AVERAGED)
         self._recent_rounds_s: deque[float] = deque(maxlen=_ROUNDS_AVERAGED)
@@ -142,6 +153,7 @@ class Meter:
         self._samples_by[ticket.collector] += samples
         self._waiting[ticket.number] = (event.num_bytes, samples)
         self._window.samples += samples
+        self._window.state_s += event.state_s
         totals.arrived += 1
         totals.samples += samples
         totals.env_steps += segment.units.get("env_steps", 0)
@@ -159,7 +171,7 @@ class Meter:
 
     def _train_started(self, event: TrainStarted, now_s: float) -> None:
         self._window.start_s = min(self._window.start_s, now_s)
-        self._train_started_s = now_s
+        self._train_started_s, self._busy_at_train_s = now_s, self._busy_s(now_s)
 
     def measure(self, event: RoundTrained) -> Signals:
         """Close the window of a round that was trained, before others see the event; return its signals.
@@ -182,7 +194,7 @@ class Meter:
         self._recent_rounds_s.append(ended_s - max(start_s, self._first_ticket_s))
         self._rounds_here += 1
         if self._rounds_here == _ROUNDS_TRUSTED:
-            for _ in range(len(self._recent_rounds_s) - _ROUNDS_TRUSTED):
+            for _ in range(len(self._recent_rounds_s) - _ROUNDS_TRUSTED + _ROUNDS_SLOW):
                 self._recent_rounds_s.popleft()
         self._count_episodes(batch)
         self._window = _Window(start_s=ended_s)
@@ -192,7 +204,10 @@ class Meter:
         batch, window, num_collectors = event.batch, self._window, len(self._samples_by)
         train_s, active_s = event.ended_s - self._train_started_s, max(round_s - window.paused_s, 1e-9)
         collect_s = sum([segment.collect_s for segment in batch.segments]) / num_collectors
-        collect_idle = _share(active_s - self._busy_s(event.ended_s) / num_collectors, active_s)
+        busy_s = self._busy_s(event.ended_s)
+        collect_idle = _share(active_s - busy_s / num_collectors, active_s)
+        overlap_s = (busy_s - self._busy_at_train_s) / num_collectors
+        self._totals.overlap_s += min(train_s, max(0.0, overlap_s))
         train_idle = _share(active_s - train_s, active_s)
         # The side that idles less holds the other up.
         slower = "collect" if collect_idle < train_idle else "train"
@@ -207,10 +222,13 @@ class Meter:
             "learn/samples_per_s": sum(weights) / round_s,
             "time/round_s": round_s,
             "time/collect_s": collect_s,
+            "time/state_s": window.state_s / num_collectors,
             "time/train_s": train_s,
             "time/publish_s": window.publish_s,
             "time/wait_s": max(0.0, round_s - train_s - window.publish_s),
         }
+        if window.samples:
+            self._collecting = {name: self._measured[name] for name in _RATES}
         found = event.metrics.get("learn/ess"), event.metrics.get("learn/behaviour_kl")
         costs = [value if value is not None and math.isfinite(value) else None for value in found]
         return Signals(active_s, collect_s, train_s, collect_idle, train_idle, *costs)
@@ -267,10 +285,20 @@ class Meter:
         return self._totals.env_steps
 
     @property
+    def first_ticket_s(self) -> float | None:
+        """Time at which this start of the run began to collect; None before."""
+        return self._first_ticket_s or None
+
+    @property
+    def rounds_s(self) -> float:
+        """Seconds from the first ticket of this start of the run to the end of its last round."""
+        return max(0.0, self._last_round_s - self._first_ticket_s) if self._last_round_s else 0.0
+
+    @property
     def steps_per_s(self) -> float:
         """Environment steps per second of this start of the run, from its first ticket to its last round."""
-        seconds = self._last_round_s - self._first_ticket_s
-        return (self.env_steps - self._steps_before) / seconds if self._last_round_s and seconds > 0 else 0.0
+        seconds = self.rounds_s
+        return (self.env_steps - self._steps_before) / seconds if seconds > 0 else 0.0
 
     @property
     def return_mean_100(self) -> float:
@@ -278,9 +306,12 @@ class Meter:
         return _mean(self._recent_returns)
 
     def finish(self) -> None:
-        """Correct the metrics of a run that is over, also of one that ended before its last round."""
+        """Correct the metrics of a run that is over, also of one that ended before its last round.
+
+        While the last rounds are trained, nothing is left to collect: rates are those of the round before.
+        """
         if self.metrics:
-            self.metrics["time/eta_s"] = 0.0
+            self.metrics.update({**self._collecting, "time/eta_s": 0.0})
 
     def _round_trained(self, event: RoundTrained, now_s: float) -> None:
         """Collect all metrics of the round; the learner's own names win over ours."""
@@ -318,6 +349,7 @@ class Meter:
             "weights/sync_failures": totals.publish_failures,
             "weights/sync_time_s": self._sync_time_s,
             "time/elapsed_s": totals.elapsed_s + max(0.0, now_s - self._window.start_s),
+            "time/overlap_s": totals.overlap_s,
             "time/eta_s": _mean(self._recent_rounds_s) * max(0, pace.rounds - pace.version),
             **(_NO_SYSTEM if self._system is None else self._system(now_s)),
             "system/workers_alive": pace.num_up,

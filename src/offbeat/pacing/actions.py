@@ -113,6 +113,10 @@ class Pace(Protocol):
         """Outstanding segments, in rounds."""
         ...
 
+    def warm_up(self) -> tuple[int, int] | None:
+        """Segments that arrived, and those that the first round waits for; None when it waits for its own."""
+        ...
+
     def waiting_for(self) -> str:
         """Return who waits for whom, in words: for the report of a stall."""
         ...

@@ -56,9 +56,9 @@ class PaceConfig:
     def __post_init__(self) -> None:
         self._check_ranges()
         self.check_degree(self.off_policy_degree)
-        if self.max_outstanding is not None and self.max_outstanding < self._needed_at_once:
+        if self.max_outstanding is not None and self.max_outstanding < self.needed_at_once:
             raise ConfigError(
-                f"max_queue_size {self.max_outstanding} is below the {self._needed_at_once} segments that a "
+                f"max_queue_size {self.max_outstanding} is below the {self.needed_at_once} segments that a "
                 "round can wait for, so it could never start: raise max_queue_size, or lower "
                 f"segments_per_round{' or min_batch_count' if self.mode == 'replay' else ''}"
             )
@@ -93,7 +93,7 @@ class PaceConfig:
             )
 
     @property
-    def _needed_at_once(self) -> int:
+    def needed_at_once(self) -> int:
         """Most segments that have to be outstanding together before a round may start."""
         if self.mode == "stream":
             return self.segments_per_round

@@ -129,6 +129,13 @@ class Coordinator:
         is_busy = self._training is not None or self._blocked_by_eval() or now_s < self.warm_at_s
         return not (is_busy or self.is_ending or self.published < 0) and self._has_round()
 
+    def warm_up(self) -> tuple[int, int] | None:
+        """Segments that arrived, and those that the first round waits for; None when it waits for its own."""
+        needed = self.config.needed_at_once
+        if self.next_round > 0 or needed <= self.config.segments_per_round:
+            return None
+        return min(self.counts().ready, needed), needed
+
     def waiting_for(self) -> str:
         """Describe who waits for whom, for the report of a stall; this walks over all tickets."""
         if self._training is not None:

@@ -58,12 +58,13 @@ class SegmentArrived:
     """A ticket's segment is in the store.
 
     ``num_bytes`` is the memory it takes there; ``state`` is the collector's state after it, None when it
-    cannot be saved.
+    cannot be saved, and ``state_s`` the seconds that taking it took.
     """
 
     segment: Segment
     num_bytes: int = 0
     state: StateTree | None = None
+    state_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

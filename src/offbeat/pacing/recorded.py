@@ -155,6 +155,9 @@ class RecordedPace:
         size = 1 if found is None else max(1, len(found.tickets))
         return (len(self._running) + len(self._ready)) / size
 
+    def warm_up(self) -> None:
+        """Return None: a repeated round waits for its own segments."""
+
     def waiting_for(self) -> str:
         """Return who waits for whom, in words."""
         if self._training is not None:

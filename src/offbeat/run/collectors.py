@@ -111,7 +111,7 @@ class Collectors:
 
     def _arrived(self, event: SegmentArrived, now_s: float) -> None:
         segment, index = event.segment, event.segment.ticket.collector
-        row, collect_s = self.rows[index], segment.collect_s
+        row, collect_s = self.rows[index], segment.collect_s + event.state_s
         del row.tickets[segment.ticket.number]
         # An arrival may be noticed late, after the learner's turn: the segment says how long it took.
         ended_s = min(now_s, row.since_s + collect_s) if collect_s > 0 else now_s

@@ -131,7 +131,7 @@ class Driver:
             "progress", lambda: f"round {pace.version}", "any event", limit_s, setting, self._no_progress
         )
         self._wake_s = math.inf
-        self._begun_s = self._left_s = clock()
+        self.begun_s = self._left_s = clock()
         self.observe(self.collectors.handlers())
         self.observe(self.meter.handlers())
 
@@ -175,11 +175,17 @@ class Driver:
     @property
     def seconds(self) -> float:
         """Time since this start of the run."""
-        return self.clock() - self._begun_s
+        return self.clock() - self.begun_s
 
     def phase(self) -> str:
         """Return the phase of the run for the display, with the progress of what it waits for."""
-        return self.waits.phase(self._runtime.progress)
+        progress = self._runtime.progress
+        if phase := self.waits.phase(progress):
+            return phase
+        reports = (text for name, text in progress.items() if text and name.startswith("collector_"))
+        warm_up = self.pace.warm_up()
+        phase = "collecting" if warm_up is None else "warm-up: {} of {} segments".format(*warm_up)
+        return ": ".join([phase, *sorted(set(reports))])
 
     def start(self, point: StartPoint) -> None:
         """Start the roles, restore them when resuming, and perform the first actions."""

@@ -39,7 +39,8 @@ def attach(
         _attach_files(driver, point, summary.name, directory, hooks)
     else:
         driver.observe(hooks.round_handlers())
-    driver.observe(hooks.handlers(), flush=partial(console.refresh, driver.phase))
+    driver.observe(hooks.handlers(), close=console.close, flush=partial(console.refresh, driver.phase))
+    console.open(point.version if point.resumed else None)
 
 
 def _attach_files(

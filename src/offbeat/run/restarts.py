@@ -122,8 +122,8 @@ def _newest_before(manager: CheckpointManager, version: int) -> LoadedCheckpoint
 class Report:
     """Outcome of a run. ``metrics`` are the last round's, ``eval_metrics`` the last evaluation's.
 
-    ``env_steps`` counts from the run's first round, ``steps_per_s`` what this start of it trained, from its
-    first ticket to the end of its last round.
+    ``env_steps`` counts from the run's first round. Of this start of the run are ``wall_s``, ``startup_s``
+    (until the first ticket), ``rounds_s`` (from then to the end of the last round) and ``steps_per_s``.
     """
 
     version: int
@@ -133,6 +133,8 @@ class Report:
     eval_metrics: Metrics
     wall_s: float
     env_steps: int
+    startup_s: float
+    rounds_s: float
     steps_per_s: float
     max_staleness: int
     weights: Any
@@ -295,6 +297,8 @@ class OpenRun:
             eval_metrics=meter.eval_metrics,
             wall_s=driver.seconds,
             env_steps=meter.env_steps,
+            startup_s=meter.first_ticket_s - driver.begun_s if meter.first_ticket_s else driver.seconds,
+            rounds_s=meter.rounds_s,
             steps_per_s=meter.steps_per_s,
             max_staleness=meter.max_staleness,
             weights=snapshot.weights,

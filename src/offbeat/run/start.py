@@ -60,7 +60,11 @@ _NOT_RESUMABLE = ("runtime.num_workers",)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Outcome of a run and its policy: ``result.policy.act(obs)``."""
+    """Outcome of a run and its policy: ``result.policy.act(obs)``.
+
+    ``startup_s`` and ``rounds_s`` are parts of ``wall_s``: until the first ticket, and from then to the end
+    of the last round; ``steps_per_s`` is over the latter.
+    """
 
     run_dir: Path
     reason: str
@@ -74,6 +78,8 @@ class Result:
     max_staleness: int
     interrupted: bool
     policy: Policy
+    startup_s: float = 0.0
+    rounds_s: float = 0.0
     losses: tuple[Loss, ...] = ()
     restarts: int = 0
 
@@ -224,6 +230,8 @@ class OpenedRun:
             eval_return=report.eval_metrics.get("eval/return_mean"),
             wall_s=report.wall_s,
             env_steps=report.env_steps,
+            startup_s=report.startup_s,
+            rounds_s=report.rounds_s,
             steps_per_s=report.steps_per_s,
             max_staleness=report.max_staleness,
             interrupted=bool(self.signals),

@@ -80,7 +80,7 @@ class Runtime(Protocol):
 
     @property
     def progress(self) -> Mapping[str, str]:
-        """Newest report of the learner's and the evaluator's progress, by ``learner`` and ``evaluator``."""
+        """Newest reports of progress, by ``learner``, ``evaluator`` and ``collector_0``, …"""
         ...
 
     def close(self) -> None:

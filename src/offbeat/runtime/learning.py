@@ -161,6 +161,7 @@ class LocalRuntime(ABC):
     def __init__(self) -> None:
         self._published: tuple[int, Any] = (-1, None)
         self._eval_progress: dict[str, str] = {}
+        self._collect_progress: dict[str, str] = {}
         self._learner_thread: JobThread | None = None
         """Does the learner's jobs; None: they are done at once."""
         self._spec: RunSpec
@@ -209,8 +210,8 @@ class LocalRuntime(ABC):
 
     @property
     def progress(self) -> Mapping[str, str]:
-        """Newest reports of the learner and of the evaluator."""
-        return self._executor.progress | self._eval_progress
+        """Newest reports of the learner, the evaluator and the collectors."""
+        return self._executor.progress | self._eval_progress | self._collect_progress
 
 
 def on_cpu(weights: Any) -> Any:

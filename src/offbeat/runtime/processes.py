@@ -37,6 +37,7 @@ from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.runtime.wire import (
     DOWN,
     MOST_SENT,
+    PROGRESS,
     SEGMENT,
     UP,
     DriverInput,
@@ -293,6 +294,8 @@ class ProcessRuntime(LocalRuntime):
                     self._on_segment(collector, record)
                 elif record.kind == UP:
                     self._on_up(collector, record.ticket, pickle.loads(extra))
+                elif record.kind == PROGRESS:
+                    self._collect_progress[f"collector_{collector.index}"] = extra.decode()
                 else:
                     text, raised = extra.decode(), record.kind == DOWN
                     self._collector_down(collector, text if raised else f"{worker.name}: {text}", raised)
@@ -330,7 +333,7 @@ class ProcessRuntime(LocalRuntime):
         else:
             self._slots[record.ticket] = slot
             num_bytes = slot.block.size
-        self._events.append(SegmentArrived(segment, num_bytes, state))
+        self._events.append(SegmentArrived(segment, num_bytes, state, record.state_s))
 
     def release(self, tickets: Sequence[int]) -> None:
         """Let the workers write over these segments."""
@@ -344,6 +347,7 @@ class ProcessRuntime(LocalRuntime):
 
     def _remove(self, collector: _Collector) -> None:
         del self._collectors[collector.index]
+        self._collect_progress.pop(f"collector_{collector.index}", None)
         self._selector.unregister(collector.worker.connection)
         collector.worker.end()
 

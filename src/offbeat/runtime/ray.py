@@ -281,10 +281,8 @@ class RayRuntime:
             text = f"a segment of {collector.actor} could not be read: {describe(unreadable)}"
             event = CollectorDown(collector.index, text, raised=True)
         match event:
-            case SegmentArrived(segment, num_bytes, state):
-                self._store_segment(
-                    collector, PendingSegment(next(self._keys), segment, state, num_bytes), data
-                )
+            case SegmentArrived():
+                self._store_segment(collector, PendingSegment(next(self._keys), event), data)
             case CollectorDown(_, reason, raised):
                 text = reason if raised else f"{collector.actor}: {reason}"
                 self._collector_down(collector, text, raised)
@@ -293,7 +291,7 @@ class RayRuntime:
     def _store_segment(self, collector: CollectorRef, pending: PendingSegment, data: Any) -> None:
         """Have the data brought to the learner's node, unless it came along."""
         collector.arriving.append(pending)
-        if pending.segment.data is not None:
+        if pending.event.segment.data is not None:
             pending.is_stored = True
             self._report_arrivals(collector)
             return
@@ -309,7 +307,8 @@ class RayRuntime:
             self._drop([pending.key])
         elif (reason := future.result()) is not None:
             self._collector_down(
-                collector, f"{collector.actor}: ticket {pending.segment.ticket.number} was lost: {reason}"
+                collector,
+                f"{collector.actor}: ticket {pending.event.segment.ticket.number} was lost: {reason}",
             )
         else:
             pending.is_stored = True
@@ -319,12 +318,12 @@ class RayRuntime:
         """Segments arrive in the order in which they were collected: each brings its collector's state."""
         while collector.arriving and collector.arriving[0].is_stored:
             pending = collector.arriving.popleft()
-            segment = pending.segment
+            event, segment = pending.event, pending.event.segment
             if segment.data is None:
                 self._held[segment.ticket.number] = pending.key
                 data = RemoteSegmentData(self._segment_store.handle, pending.key, self._spec.sync_timeout_s)
-                segment = replace(segment, data=data)
-            self._events.append(SegmentArrived(segment, pending.num_bytes, pending.state))
+                event = replace(event, segment=replace(segment, data=data))
+            self._events.append(event)
 
     def release(self, tickets: Sequence[int]) -> None:
         """The segments of these tickets are no longer needed."""

@@ -228,7 +228,7 @@ class CollectorActor(Actor):
             num_bytes = _num_bytes(segment.data)
             if num_bytes > _SMALL_BYTES:
                 data, segment = segment.data, replace(segment, data=None)
-            event = SegmentArrived(segment, num_bytes, event.state)
+            event = replace(event, segment=segment, num_bytes=num_bytes)
         self._answers.append((bytes(cloudpickle.dumps(event)), data))
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import ray
 
 from offbeat.errors import LearnerLost
+from offbeat.pacing.events import SegmentArrived
 from offbeat.runtime.ray_cluster import STORE, cause_of
 from offbeat.runtime.ray_placement import Placement
 from offbeat.runtime.supervision import Pulse
-from offbeat.types import RemoteData, Segment, StateTree, Ticket
+from offbeat.types import RemoteData, Ticket
 
 
 class RemoteSegmentData(RemoteData):
@@ -80,9 +81,7 @@ class PendingSegment:
     """A segment on its way to the learner's node."""
 
     key: int
-    segment: Segment
-    state: StateTree | None
-    num_bytes: int
+    event: SegmentArrived
     is_stored: bool = False
 
 

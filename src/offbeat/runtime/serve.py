@@ -91,7 +91,9 @@ class CollectorServer:
             self._collector.load(version, weights)
             self._loaded = version
         progress = self._collector.advance()
+        began_s = perf_counter()
         state = self._collector.state_dict() if progress.segments else None
+        state_s = perf_counter() - began_s  # once for all segments of this piece
         for segment in progress.segments:
             number = segment.ticket.number
             if number not in self._open:
@@ -99,7 +101,8 @@ class CollectorServer:
                     f"it made a segment for ticket {number}, which it does not hold: "
                     "each ticket that it accepts is worth one segment"
                 )
-            self._post(SegmentArrived(segment, 0, state))
+            self._post(SegmentArrived(segment, 0, state, state_s))
+            state_s = 0.0
             del self._open[number]
         if not self._open:
             self.patience_s = None

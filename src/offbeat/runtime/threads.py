@@ -76,9 +76,10 @@ class ThreadRuntime(LocalRuntime):
 
         def run() -> None:
             try:
-                server = start(assignment, self._newest, post)
-                if server is not None:
-                    serve(server, inbox)
+                with keep_progress(self._collect_progress, f"collector_{index}"):
+                    server = start(assignment, self._newest, post)
+                    if server is not None:
+                        serve(server, inbox)
             except BaseException as error:  # such as SystemExit, which would end this thread without a word
                 post(Broken(OffbeatError(f"collector {index} raised:\n{error!r}")))
 

@@ -21,8 +21,9 @@ from offbeat.types import Array, ArraySpec, Episodes, Segment, StateTree, Ticket
 
 TICKET, WEIGHTS = 1, 2
 """Kinds of records to a worker: a ticket, or the address of another block of weights."""
-SEGMENT, UP, DOWN, LOST = 1, 2, 3, 4
-"""Kinds of `ToDriver`: a segment, or (with a text or a pickle behind the record) a start or an end."""
+SEGMENT, UP, DOWN, LOST, PROGRESS = 1, 2, 3, 4, 5
+"""Kinds of `ToDriver`: a segment, or (with a text or a pickle behind the record) a start, an end or
+progress."""
 MOST_SENT = 64
 """Tickets that are with a worker at most: they fit into its pipe, so that no write blocks."""
 _READ_BYTES = 1 << 16
@@ -30,7 +31,7 @@ _HEAD_BYTES = 64
 _FIRST_TAIL_BYTES = 1 << 12
 _BLOCKS_LOOKED_AT = 8
 _TO_WORKER = struct.Struct("6q")
-_TO_DRIVER = struct.Struct("7qd")
+_TO_DRIVER = struct.Struct("7q2d")
 
 
 class ToDriver(NamedTuple):
@@ -44,6 +45,7 @@ class ToDriver(NamedTuple):
     serial: int = 0
     num_bytes: int = 0
     collect_s: float = 0.0
+    state_s: float = 0.0
 
 
 def pack_ticket(ticket: Ticket) -> bytes:
@@ -131,8 +133,8 @@ class DriverInput:
 
 
 def pack_text(kind: int, extra: bytes, capacity: int = 0) -> bytes:
-    """Pack a start or an end with what belongs to it."""
-    return _TO_DRIVER.pack(kind, capacity, 0, 0, 0, 0, len(extra), 0.0) + extra
+    """Pack a start, an end or a report of progress with what belongs to it."""
+    return _TO_DRIVER.pack(kind, capacity, 0, 0, 0, 0, len(extra), 0.0, 0.0) + extra
 
 
 # ---------------------------------------------------------------- segments in blocks
@@ -167,7 +169,7 @@ class SegmentWriter:
         self._next = self._take()
         return dict(self._next.views)
 
-    def write(self, segment: Segment, state: StateTree | None) -> bytes:
+    def write(self, segment: Segment, state: StateTree | None, state_s: float = 0.0) -> bytes:
         """Put a segment and the state after it into a block; return the record to send."""
         ticket, versions, episodes = segment.ticket, segment.versions, segment.episodes
         is_one = len(versions) == 1 and int(versions[0]) == ticket.version  # the reader makes it: cheaper
@@ -183,9 +185,8 @@ class SegmentWriter:
         slot.block.words[0] = 1
         self._sent.append(slot)
         _, *place = slot.block.address
-        return _TO_DRIVER.pack(
-            SEGMENT, ticket.number, ticket.version, *place, packed.num_bytes, segment.collect_s
-        )
+        numbers = (SEGMENT, ticket.number, ticket.version, *place, packed.num_bytes)
+        return _TO_DRIVER.pack(*numbers, segment.collect_s, state_s)
 
     def _take(self) -> Slot:
         """Find a block that was released among those sent longest ago, or make one."""

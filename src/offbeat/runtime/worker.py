@@ -27,7 +27,7 @@ from offbeat.runtime.learning import LazyEvaluator
 from offbeat.runtime.serve import SyncTimeout, describe, serve, start
 from offbeat.runtime.shared import Address, Block, copy_object, newest_version, read_weights
 from offbeat.runtime.spec import Assignment
-from offbeat.runtime.wire import DOWN, LOST, UP, SegmentWriter, WorkerInput, pack_text, write_all
+from offbeat.runtime.wire import DOWN, LOST, PROGRESS, UP, SegmentWriter, WorkerInput, pack_text, write_all
 from offbeat.types import Array, ArraySpec
 
 if TYPE_CHECKING:
@@ -61,6 +61,21 @@ class Weights:
         return found
 
 
+class Reporter:
+    """Sends the reports of a role, each once and at most one in 0.1 s; an empty one is sent at once."""
+
+    def __init__(self, send: Callable[[str], None]) -> None:
+        self._send = send
+        self._reported, self._reported_s = "", 0.0
+
+    def __call__(self, text: str) -> None:
+        now_s = time.monotonic()
+        is_due = not text or now_s - self._reported_s >= _PROGRESS_S
+        if is_due and text != self._reported:
+            self._reported, self._reported_s = text, now_s
+            self._send(text)
+
+
 class CollectorHost:
     """Runs a collector in this process: tickets in, segments in shared memory out."""
 
@@ -74,9 +89,10 @@ class CollectorHost:
 
     def run(self) -> None:
         """Make the collector and serve it, until the driver wants no more or it raised."""
-        server = start(self._assignment, self._newest, self._post, self._allocate_for)
-        if server is not None:
-            serve(server, self._inbox)
+        with progress_to(Reporter(self._send_progress)):
+            server = start(self._assignment, self._newest, self._post, self._allocate_for)
+            if server is not None:
+                serve(server, self._inbox)
         while self._inbox.receive(None) is not None:
             pass  # segments that were sent can be read for as long as this process lives
 
@@ -84,14 +100,17 @@ class CollectorHost:
         self._specs, self._segments = specs, SegmentWriter(specs)
         return self._segments.arrays
 
+    def _send_progress(self, text: str) -> None:
+        write_all(self._descriptor, pack_text(PROGRESS, text.encode()))
+
     def _newest(self, at_least: int) -> tuple[int, Any]:
         assert self._inbox.weights is not None, "a ticket came before any weights"
         return self._weights.get(self._inbox.weights, at_least)
 
     def _post(self, event: CollectorUp | CollectorDown | SegmentArrived) -> None:
         match event:
-            case SegmentArrived(segment, _, state):
-                record = self._segments.write(segment, state)
+            case SegmentArrived(segment, _, state, state_s):
+                record = self._segments.write(segment, state, state_s)
             case CollectorUp(_, capacity):
                 record = pack_text(UP, cloudpickle.dumps(self._specs), capacity)
             case CollectorDown(_, reason, raised):
@@ -100,31 +119,22 @@ class CollectorHost:
 
 
 class EvaluatorServer:
-    """Answers requests for evaluation, and reports progress at most every 0.1 s."""
+    """Answers requests for evaluation, and reports its progress."""
 
     def __init__(self, connection: Connection, assignment: Assignment[Evaluator]) -> None:
         self._connection = connection
         self._weights = Weights(assignment.sync_timeout_s)
         self._evaluator = LazyEvaluator(assignment)
-        self._reported, self._reported_s = "", 0.0
         connection.send(("up", None))
 
     def serve(self, message: tuple[Any, ...]) -> None:
         """Evaluate once: ("evaluate", version, seed, weights address)."""
-        _, version, seed, address = message
+        (_, version, seed, address), connection = message, self._connection
         found, weights = self._weights.get(address, version)
         assert found == version, f"version {version} was to be evaluated, but {found} is there"
-        self._reported = ""
-        with progress_to(self._report):
+        with progress_to(Reporter(lambda text: connection.send(("progress", text)))):
             done = self._evaluator.run(weights, version, seed)
-        self._connection.send(("evaluated", done))
-
-    def _report(self, text: str) -> None:
-        now_s = time.monotonic()
-        is_due = not text or now_s - self._reported_s >= _PROGRESS_S
-        if is_due and text != self._reported:
-            self._reported, self._reported_s = text, now_s
-            self._connection.send(("progress", text))
+        connection.send(("evaluated", done))
 
 
 class RankServer:
