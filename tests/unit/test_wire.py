@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -75,7 +76,8 @@ def test_text_that_was_cut_waits_for_its_end(pipe: tuple[int, int]) -> None:
     assert [(record.kind, extra.decode()) for record, extra in driver.read()] == [(DOWN, text)] * 2
 
 
-def test_segment_is_what_it_was() -> None:
+def test_segment_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offbeat.runtime.wire.perf_counter", itertools.count(0.0, 2.0).__next__)
     writer, reader = SegmentWriter(SPECS), SegmentReader(os.getpid(), SPECS)
     for number in range(5):
         ticket = Ticket(number, 0, version=2, deadline=3, seed=number)
@@ -84,7 +86,7 @@ def test_segment_is_what_it_was() -> None:
         episodes = Episodes((1.5,), (number,)) if number else Episodes()
         state = {"rng": np.arange(4), "number": number}
         record = decode(writer.write(segment_of(ticket, arrays, episodes=episodes), state, 0.25))
-        assert (record.kind, record.ticket, record.state_s) == (SEGMENT, number, 0.25)
+        assert (record.kind, record.ticket, record.state_s) == (SEGMENT, number, 2.25)
         segment, state_read, slot = reader.read(record, ticket)
         assert segment.ticket == ticket
         assert (segment.units, segment.episodes, segment.collect_s) == ({"env_steps": 3}, episodes, 0.5)

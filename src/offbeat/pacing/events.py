@@ -58,7 +58,7 @@ class SegmentArrived:
     """A ticket's segment is in the store.
 
     ``num_bytes`` is the memory it takes there; ``state`` is the collector's state after it, None when it
-    cannot be saved, and ``state_s`` the seconds that taking it took.
+    cannot be saved, and ``state_s`` the seconds that taking and sending it took.
     """
 
     segment: Segment

@@ -325,7 +325,9 @@ class ProcessRuntime(LocalRuntime):
 
     def _on_segment(self, collector: _Collector, record: ToDriver) -> None:
         assert collector.segments is not None, "a segment came from a collector that is not up"
+        began_s = time.perf_counter()
         segment, state, slot = collector.segments.read(record, collector.sent[record.ticket])
+        state_s = record.state_s + (time.perf_counter() - began_s if state is not None else 0.0)
         del collector.sent[record.ticket]
         num_bytes = record.num_bytes
         if self._specs is None:
@@ -333,7 +335,7 @@ class ProcessRuntime(LocalRuntime):
         else:
             self._slots[record.ticket] = slot
             num_bytes = slot.block.size
-        self._events.append(SegmentArrived(segment, num_bytes, state, record.state_s))
+        self._events.append(SegmentArrived(segment, num_bytes, state, state_s))
 
     def release(self, tickets: Sequence[int]) -> None:
         """Let the workers write over these segments."""

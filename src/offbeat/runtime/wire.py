@@ -12,6 +12,7 @@ import select
 import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
+from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
@@ -176,7 +177,9 @@ class SegmentWriter:
         data = None if self._specs else segment.data
         ended = (episodes.returns, episodes.lengths)
         rest = (None if is_one else versions, dict(segment.units), ended, segment.partial, data, state)
+        began_s = perf_counter()
         packed = pack_object(rest)
+        state_s += perf_counter() - began_s if state is not None else 0.0
         slot, self._next = self._next or self._take(), None
         if self._tail + packed.num_bytes > slot.block.size:
             self._tail_bytes = max(self._tail_bytes, packed.num_bytes * 5 // 4)
