@@ -13,18 +13,13 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import io
 import json
 import os
-import pty
 import re
-import select
-import struct
 import subprocess
 import sys
 import tempfile
-import termios
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -40,6 +35,7 @@ from rich.ansi import AnsiDecoder
 from rich.console import Console
 from rich.style import Style
 from rich.terminal_theme import TerminalTheme
+from terminal import record
 
 from offbeat.observe.events import read_rounds
 
@@ -303,7 +299,7 @@ def _bars(axes: Axes, work: Sequence[Span], first_round: int = 4, length_s: floa
 # ---------------------------------------------------------------- the live display
 
 _COLUMNS, _ROWS = 100, 30
-_NEXT_FRAME = re.compile(rb"\r\x1b\[2K(?:\x1b\[1A\x1b\[2K)*")
+_NEXT_FRAME = re.compile(r"\r\x1b\[2K(?:\x1b\[1A\x1b\[2K)*")
 _FONT_PX, _LINE_PX, _MARGIN_PX = 26, 38, 36
 _THEME = TerminalTheme(
     background=(24, 28, 35),
@@ -335,31 +331,16 @@ def console(out: Path, runs: Path, seeds: int) -> None:
     """The frame that was on the terminal when seven tenths of a run were done."""
     recipe, dial = "pendulum-ppo", "async_training.off_policy_degree=1"
     settings = [f"run.dir={runs / 'console'}", "observe.console=rich", "eval.interval_rounds=10"]
-    shown = on_terminal([*offbeat_command(), "train", recipe, dial, *settings])
-    frames = [frame for frame in _NEXT_FRAME.split(shown) if b"%" in frame]
-    frame = frames[int(0.7 * len(frames))].decode().replace("\r\n", "\n")
-    draw_terminal(frame, f"offbeat train {recipe} {dial}").save(out / "console.png", optimize=True)
-
-
-def on_terminal(command: Sequence[str]) -> bytes:
-    """Run a command on a terminal of its own; return everything it wrote there."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", _ROWS, _COLUMNS, 0, 0))
-    environment = {**os.environ, **ONE_THREAD, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+    command = [*offbeat_command(), "train", recipe, dial, *settings]
     say(" ".join(["offbeat", *command[3:]]))
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
-    os.close(theirs)
-    shown = b""
-    try:
-        while select.select([ours], [], [], _TIMEOUT_S)[0]:
-            shown += os.read(ours, 1 << 16)
-    except OSError:  # how Linux reports that the other side has closed the terminal
-        pass
-    finally:
-        os.close(ours)
-        if process.wait(timeout=60):
-            raise SystemExit(shown.decode(errors="replace"))
-    return shown
+    colours = {**ONE_THREAD, "COLORTERM": "truecolor"}
+    session = record(command, columns=_COLUMNS, rows=_ROWS, environment=colours)
+    shown = "".join(piece.text for piece in session.pieces)
+    if session.exit_code:
+        raise SystemExit(shown)
+    frames = [frame for frame in _NEXT_FRAME.split(shown) if "%" in frame]
+    frame = frames[int(0.7 * len(frames))].replace("\r\n", "\n")
+    draw_terminal(frame, f"offbeat train {recipe} {dial}").save(out / "console.png", optimize=True)
 
 
 def draw_terminal(text: str, title: str) -> Image.Image:

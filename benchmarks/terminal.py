@@ -22,7 +22,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -78,16 +78,21 @@ def last_line(text: str) -> str:
     return next((line for line in reversed(lines) if line), "")
 
 
-def record(command: Sequence[str], plain: bool = False) -> Session:
-    """Run a command to its end and record what it writes."""
+def record(
+    command: Sequence[str],
+    plain: bool = False,
+    columns: int = COLUMNS,
+    rows: int = ROWS,
+    environment: Mapping[str, str] | None = None,
+) -> Session:
+    """Run a command to its end and record what it writes; ``environment`` is added to this process's."""
     session, begun_s = Session(list(command)), time.monotonic()
     ours, theirs = os.pipe() if plain else pty.openpty()
     if not plain:
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": str(ROWS)}
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, env=environment
-    )
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    terminal = {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": str(rows)}
+    added = {**os.environ, **terminal, **(environment or {})}
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, env=added)
     os.close(theirs)
     with contextlib.suppress(OSError):  # a terminal whose last writer has gone
         while data := os.read(ours, 1 << 16):
