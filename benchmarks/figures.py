@@ -330,11 +330,11 @@ _THEME = TerminalTheme(
 def console(out: Path, runs: Path, seeds: int) -> None:
     """The frame that was on the terminal when seven tenths of a run were done."""
     recipe, dial = "pendulum-ppo", "async_training.off_policy_degree=1"
-    settings = [f"run.dir={runs / 'console'}", "observe.console=rich", "eval.interval_rounds=10"]
+    settings = ["run.dir=runs/pendulum", "observe.console=rich", "eval.interval_rounds=10"]
     command = [*offbeat_command(), "train", recipe, dial, *settings]
     say(" ".join(["offbeat", *command[3:]]))
     colours = {**ONE_THREAD, "COLORTERM": "truecolor"}
-    session = record(command, columns=_COLUMNS, rows=_ROWS, environment=colours)
+    session = record(command, columns=_COLUMNS, rows=_ROWS, environment=colours, directory=runs)
     shown = "".join(piece.text for piece in session.pieces)
     if session.exit_code:
         raise SystemExit(shown)

@@ -84,6 +84,7 @@ def record(
     columns: int = COLUMNS,
     rows: int = ROWS,
     environment: Mapping[str, str] | None = None,
+    directory: Path | None = None,
 ) -> Session:
     """Run a command to its end and record what it writes; ``environment`` is added to this process's."""
     session, begun_s = Session(list(command)), time.monotonic()
@@ -92,7 +93,9 @@ def record(
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     terminal = {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": str(rows)}
     added = {**os.environ, **terminal, **(environment or {})}
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, env=added)
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, env=added, cwd=directory
+    )
     os.close(theirs)
     with contextlib.suppress(OSError):  # a terminal whose last writer has gone
         while data := os.read(ours, 1 << 16):

@@ -302,7 +302,8 @@ def test_the_live_display_shows_what_the_learner_reports_and_where_time_goes(
     times = {"time/round_s": 0.5, "time/collect_s": 0.25, "time/state_s": 0.125, "time/train_s": 0.375}
     console.on_finish(FinishInfo(8, "done", 1.0, {**METRICS, **learning, **times}))
     for text in (
-        "loss 0.0123 · KL 4e-05 · ESS 0.971",
+        "total 0.0123 ",
+        "KL 4e-05 · ESS 0.971",
         "round 0.500 s · collect 0.250 · save environments 0.125 · train 0.375",
         "487.5",
         " ± 31.2 over 10 episodes, of version 8",
@@ -310,6 +311,18 @@ def test_the_live_display_shows_what_the_learner_reports_and_where_time_goes(
     ):
         assert text in stream.getvalue()
     assert "entropy" not in stream.getvalue()
+
+
+def test_a_narrow_terminal_cuts_values_and_not_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = Terminal()
+    console = make_console("rich", replace(SUMMARY, directory=Path("runs/" + "x" * 100)), stream=stream)
+    console.on_start(RunInfo(SUMMARY, RunControl(print, print, print)))
+    console.on_finish(FinishInfo(8, "done", 1.0, METRICS))
+    for label in ("return", "speed", "staleness", "idle", "workers", "writes to"):
+        assert label in stream.getvalue()
 
 
 def test_a_slow_terminal_gets_fewer_drawings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -384,9 +384,10 @@ def _render(frame: _Frame) -> RenderableType:
     from rich.text import Text
 
     table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
+    rows = _rows(frame)
+    table.add_column(style="dim", no_wrap=True, min_width=max(len(label) for label, _ in rows))
     table.add_column(no_wrap=True)
-    for label, line in _rows(frame):
+    for label, line in rows:
         table.add_row(label, Text.from_markup(line))
     title = Text.assemble(("offbeat ", "bold cyan"), (_title(frame.summary), "bold"))
     return Group(title, _progress_line(frame), table)
@@ -416,15 +417,10 @@ _VERDICTS = {
 }
 
 
-_LEARNING = (
-    ("loss", "loss"),
-    ("policy", "policy_loss"),
-    ("value", "value_loss"),
-    ("entropy", "entropy"),
-    ("KL", "approx_kl"),
-    ("KL to behaviour", "behaviour_kl"),
-    ("ESS", "ess"),
-)
+_LEARNING = {
+    "losses": {"total": "loss", "policy": "policy_loss", "value": "value_loss"},
+    "policy": {"entropy": "entropy", "KL": "approx_kl", "KL to behaviour": "behaviour_kl", "ESS": "ess"},
+}
 
 
 def _rows(frame: _Frame) -> list[tuple[str, str]]:
@@ -435,7 +431,7 @@ def _rows(frame: _Frame) -> list[tuple[str, str]]:
     round_s = number(metrics, "time/round_s")
     rounds_per_s = plain(1 / round_s if round_s > 0 else math.nan)
     verdict = _VERDICTS.get(str(metrics.get("pace/bottleneck")), "")
-    learning = _learning(metrics)
+    learning = {label: _known(metrics, names) for label, names in _LEARNING.items()}
     saved = "" if frame.checkpoint is None else f" · saved at {frame.checkpoint}"
     restarts = "yellow" if number(metrics, "system/worker_restarts") > 0 else "default"
     is_replay = REPLAY_METRIC in metrics
@@ -444,7 +440,7 @@ def _rows(frame: _Frame) -> list[tuple[str, str]]:
         "return": "[bold green]{rollout/return_mean_100:1}[/] last 100 · {rollout/return_mean:1} this round",
         "speed": f"[bold]{{learn/samples_per_s:k}}[/] steps/s · {rounds_per_s} rounds/s"
         " · {rollout/total_generated_samples:k} steps so far",
-        **({"learning": learning} if learning else {}),
+        **{label: line for label, line in learning.items() if line},
         "staleness": "[bold]{pace/avg_sample_age:1}[/] mean · {pace/max_sample_age:0} max"
         f" · {'replayed, collection ' if is_replay else ''}{bound.format('{pace/off_policy_degree:0}')}",
         "idle": f"collect {{pace/collect_idle_ratio:%}} · train {{pace/train_idle_ratio:%}}  {verdict}",
@@ -464,10 +460,10 @@ def _rows(frame: _Frame) -> list[tuple[str, str]]:
     return list(filled.items())
 
 
-def _learning(metrics: Mapping[str, MetricValue]) -> str:
-    """Losses and what staleness costs, those that the learner reports."""
-    known = ((label, number(metrics, f"learn/{name}")) for label, name in _LEARNING)
-    return " · ".join(f"{label} {value:.3g}" for label, value in known if math.isfinite(value))
+def _known(metrics: Mapping[str, MetricValue], names: Mapping[str, str]) -> str:
+    """Those of the learner's metrics that it reports, by label."""
+    values = ((label, number(metrics, f"learn/{name}")) for label, name in names.items())
+    return " · ".join(f"{label} {value:.3g}" for label, value in values if math.isfinite(value))
 
 
 def _evaluation(frame: _Frame) -> str:
