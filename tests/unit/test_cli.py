@@ -23,7 +23,7 @@ from offbeat.cli.output import show_table
 from offbeat.cli.summary import summary_rows
 from offbeat.cli.supervise import is_wanted
 from offbeat.config.loader import dump_yaml
-from offbeat.errors import ConfigError, OffbeatError, StallError
+from offbeat.errors import ConfigError, EnvError, OffbeatError, RunNotFound, StallError
 from offbeat.observe.events import EventLog
 from offbeat.pacing.recorded import Difference
 from offbeat.run.collectors import Loss
@@ -220,6 +220,8 @@ def test_interrupted_run_shows_its_summary_and_exits_with_130(
     ("error", "code"),
     [
         (ConfigError("no such thing; write another"), 2),
+        (EnvError("no such environment; write another"), 2),
+        (RunNotFound("no such run; write another"), 2),
         (StallError("the learner waited for collector 1"), 1),
         (OffbeatError("something else"), 1),
         (KeyboardInterrupt(), 130),

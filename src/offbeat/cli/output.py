@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from offbeat.errors import ConfigError, OffbeatError, RunNotFound
+from offbeat.errors import ConfigError, EnvError, OffbeatError, RunNotFound
 
 JsonFlag = Annotated[
     bool,
@@ -22,7 +22,7 @@ JsonFlag = Annotated[
 """The ``--json`` option that every verb takes."""
 
 EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
-_MISTAKES = (ConfigError, RunNotFound)
+_MISTAKES = (ConfigError, EnvError, RunNotFound)
 
 
 @dataclass(slots=True)
