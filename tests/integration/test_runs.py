@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -309,3 +311,28 @@ def test_settings_that_trained_no_round_leave_the_earlier_ones_for_a_replay(
         assert offbeat.replay_run(directory).identical
     with pytest.raises(ConfigError, match="there is no runtime 'thread': choose one of inline, threads"):
         offbeat.replay_run(directory, runtime="thread")  # type: ignore[arg-type]
+
+
+EARLY = """
+import sys
+import offbeat
+from offbeat.observe.console import Display
+from offbeat.run import observers
+
+class Early(Display):
+    def open(self, resumed_from=None):
+        print("opened", "torch" in sys.modules)
+
+    def on_start(self, info):
+        print("started", "torch" in sys.modules)
+
+observers.make_console = lambda *args: Early()
+small = {"env.num_envs": 2, "runtime.kind": "inline", "eval.at_end": False, "run.dir": sys.argv[1]}
+offbeat.train("cartpole-ppo", rounds=1, overrides=small)
+"""
+
+
+def test_the_display_opens_before_torch_is_imported(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", EARLY, str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["opened False", "started True"], done.stderr

@@ -1,4 +1,4 @@
-"""What the command says of runs that have ended: their figures, and how they train on."""
+"""Figures of runs that have ended, settings with which they train on, and notes before a run."""
 
 from __future__ import annotations
 
