@@ -133,6 +133,18 @@ def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFi
     assert "Usage: offbeat" in capsys.readouterr().err
 
 
+def test_a_command_ends_without_collecting_what_it_imported() -> None:
+    code = """
+import atexit, gc, sys
+atexit.register(lambda: print("frozen", gc.get_freeze_count() > 0))
+from offbeat.cli.main import main
+sys.argv = ["offbeat", "--version"]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "frozen True", done.stderr
+
+
 def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version") == 0
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -36,6 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     child = None
+    if arguments is None:
+        # The interpreter's last collections would walk over all of torch: a second after the last line.
+        atexit.register(gc.freeze)
     if arguments is None and supervise.is_wanted(sys.argv[1:]):
         child = supervise.supervise(as_json="--json" in sys.argv)
     if child is not None and child.after is not None:

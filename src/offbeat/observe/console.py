@@ -35,7 +35,7 @@ ConsoleKind = Literal["auto", "rich", "plain", "none"]
 
 _REFRESH_S = 0.25
 _SILENT_ROUNDS = 1.25  # intervals without a line after which a phase gets one: rounds are to come first
-_PHASE_SHARE = 0.1  # a phase that lasts is told of in intervals that grow with it
+_PHASE_SHARE = 0.05  # a phase that lasts is told of in intervals that grow with it
 _STARTING = "starting"
 _MOST_OF_TIME = 0.01
 _SILENT_S, _MOST_WHEN_SILENT = 2.5, 0.1  # rather a tenth of the time than no sign of life
@@ -169,7 +169,7 @@ class PlainConsole(Display):
             self._say(self._progress(info.version, info.metrics))
 
     def refresh(self, phase: Callable[[], str]) -> None:
-        """Print the phase when no line came for an interval, or for a tenth of the time it has lasted."""
+        """Print the phase when no line came for an interval, or for a twentieth of the time it has lasted."""
         now_s = self._clock()
         if now_s - self._line_at_s < _SILENT_ROUNDS * self._interval_s:
             return
