@@ -1,7 +1,7 @@
 import json
 import math
 import struct
-from collections import OrderedDict, namedtuple
+from collections import Counter, OrderedDict, defaultdict, namedtuple
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +36,8 @@ trees = st.recursive(
         st.lists(inner, max_size=4),
         st.lists(inner, max_size=4).map(tuple),
         st.dictionaries(st.text() | st.integers(), inner, max_size=4),
+        st.dictionaries(st.text() | st.integers(), inner, max_size=4).map(OrderedDict),
+        st.dictionaries(st.text() | st.integers(), inner, max_size=4).map(Counter),
     ),
     max_leaves=12,
 )
@@ -46,7 +48,7 @@ def same(a: object, b: object) -> bool:
     if type(a) is not type(b):
         return False
     match a:
-        case dict():
+        case dict():  # and its subclasses, which are of one type here
             return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
         case list() | tuple():
             return len(a) == len(b) and all(map(same, a, b))
@@ -124,7 +126,7 @@ class Knot(list):
         ({"a": [1, {2: {3}}]}, "learner['a'][1][2]"),
         ({"opt": (0, object())}, "learner['opt'][1]"),
         ({"p": Pair(1, 2)}, "learner['p']"),
-        ({"o": OrderedDict()}, "learner['o']"),
+        ({"o": defaultdict(int)}, "learner['o']"),
         ({"k": Knot()}, "learner['k']"),
         ({"c": np.zeros(2, "complex128")}, "learner['c']"),
         ({"u": np.array(["x"])}, "learner['u']"),

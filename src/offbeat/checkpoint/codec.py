@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from offbeat.checkpoint import tensors
 from offbeat.errors import CheckpointError
 from offbeat.types import Array, StateTree
 
@@ -29,16 +31,18 @@ _DTYPES = frozenset(
         *("float16", "float32", "float64"),
     )
 )
+_DICTS: dict[type, str] = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
 _Path = tuple[str | int, ...]
 
 
 def pack(tree: StateTree, root: str = "state") -> tuple[Json, dict[str, Array]]:
     """Split a tree into a JSON-able skeleton and arrays named ``a0, a1, …``.
 
-    Takes dicts with str or int keys, lists, tuples, None, bool, int of any size, float (NaN and infinities
-    keep their bits), str, bytes, and numpy scalars and arrays of bool, integer and float dtypes. Arrays of
-    foreign byte order come back in little-endian order; contiguous ones are not copied. Anything else, also
-    a subclass of these, is a CheckpointError that names the place, starting at ``root``.
+    Takes dicts (also OrderedDict and Counter) with str or int keys, lists, tuples, None, bool, int of any
+    size, float (NaN and infinities keep their bits), str, bytes, and numpy scalars, numpy arrays and torch
+    tensors of bool, integer and float dtypes. Arrays of foreign byte order come back in little-endian order;
+    contiguous ones are not copied. Tensors come back on the CPU and without gradient. Anything else, also
+    another subclass of these, is a CheckpointError that names the place, starting at ``root``.
 
     Example: ``pack({"w": np.ones(2), "t": (1,)})`` gives
     ``({"dict": [["w", {"array": "a0"}], ["t", {"tuple": [1]}]]}, {"a0": np.ones(2)})``.
@@ -100,8 +104,8 @@ def _pack(value: StateTree, path: _Path, arrays: dict[str, Array]) -> Json:
         return value if abs(value) < 2**63 else {"int": hex(value)}
     if kind is float:
         return value if math.isfinite(value) else {"float": struct.pack("<d", value).hex()}
-    if kind is dict:
-        return {"dict": [_pack_item(key, item, path, arrays) for key, item in value.items()]}
+    if kind in _DICTS:
+        return {_DICTS[kind]: [_pack_item(key, item, path, arrays) for key, item in value.items()]}
     if kind is list or kind is tuple:
         items = [_pack(item, (*path, index), arrays) for index, item in enumerate(value)]
         return items if kind is list else {"tuple": items}
@@ -109,11 +113,14 @@ def _pack(value: StateTree, path: _Path, arrays: dict[str, Array]) -> Json:
         return {"bytes": _put(np.frombuffer(value, np.uint8), arrays)}
     if kind is np.ndarray:
         return {"array": _put(plain_array(value, _spell(path)), arrays)}
+    if tensors.is_tensor(value):
+        dtype, array = tensors.to_array(value, _spell(path))
+        return {"tensor": [_put(array, arrays), dtype]}
     if isinstance(value, np.generic):
         return _pack_scalar(value, path)
     raise CheckpointError(
         f"{_spell(path)} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold; "
-        "give it as dicts, lists, tuples, numbers, strings, bytes or numpy arrays"
+        "give it as dicts, lists, tuples, numbers, strings, bytes, numpy arrays or torch tensors"
     )
 
 
@@ -156,6 +163,14 @@ def _read_dict(body: Json, arrays: Mapping[str, Array]) -> StateTree:
     return {_unpack(key, arrays): _unpack(value, arrays) for key, value in body}
 
 
+def _read_ordered(body: Json, arrays: Mapping[str, Array]) -> StateTree:
+    return OrderedDict(_read_dict(body, arrays))
+
+
+def _read_counter(body: Json, arrays: Mapping[str, Array]) -> StateTree:
+    return Counter(_read_dict(body, arrays))
+
+
 def _read_tuple(body: Json, arrays: Mapping[str, Array]) -> StateTree:
     return tuple(_unpack(item, arrays) for item in body)
 
@@ -176,6 +191,11 @@ def _read_array(body: Json, arrays: Mapping[str, Array]) -> StateTree:
     return arrays[body]
 
 
+def _read_tensor(body: Json, arrays: Mapping[str, Array]) -> StateTree:
+    name, dtype = body
+    return tensors.to_tensor(arrays[name], dtype)
+
+
 def _read_scalar(body: Json, _: Mapping[str, Array]) -> StateTree:
     dtype, text = body
     return np.frombuffer(bytes.fromhex(text), np.dtype(dtype))[0]
@@ -183,10 +203,13 @@ def _read_scalar(body: Json, _: Mapping[str, Array]) -> StateTree:
 
 _READERS: dict[str, Callable[[Json, Mapping[str, Array]], StateTree]] = {
     "dict": _read_dict,
+    "ordered": _read_ordered,
+    "counter": _read_counter,
     "tuple": _read_tuple,
     "int": _read_int,
     "float": _read_float,
     "bytes": _read_bytes,
     "array": _read_array,
+    "tensor": _read_tensor,
     "scalar": _read_scalar,
 }
