@@ -162,14 +162,14 @@ def test_guard_stays_small(guarded: Run) -> None:
     assert own.uss < 8e6, "it keeps no more than a bare interpreter"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_are_passed_on_once_each(guarded: Run, number: int) -> None:
     process = guarded(
         f"signal.signal({number:d}, lambda *_: say('heard'))\nsay('ready')\n"
         "while True:\n    time.sleep(0.01)\n"
     )
     assert process.stdout.readline() == "ready\n"
-    for _ in range(2):
+    for _ in range(2):  # so soon after each other that they count as one
         process.send_signal(number)
         assert process.stdout.readline() == "heard\n"
     child_of(process).kill()
@@ -177,18 +177,47 @@ def test_signals_are_passed_on_once_each(guarded: Run, number: int) -> None:
     assert process.wait(timeout=10) == 128 + signal.SIGKILL
 
 
-@pytest.mark.slow
-def test_second_signal_ends_a_child_that_does_not_answer(guarded: Run) -> None:
-    process = guarded('say("here"); time.sleep(60)')
-    assert process.stdout is not None
-    process.stdout.readline()
+def test_second_signal_ends_a_child_that_does_not_answer_as_asked(guarded: Run) -> None:
+    process = guarded(
+        "for number in (signal.SIGINT, signal.SIGTERM):\n    signal.signal(number, signal.SIG_IGN)\n"
+        "child.send('x'); say('here'); time.sleep(60)",
+        "--json",
+    )
+    assert process.stdout.readline() == "here\n"
     child = child_of(process)
-    child.suspend()
     for _ in range(2):
         process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
-    assert process.wait(timeout=30) == 128 + signal.SIGKILL
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
     assert not child.is_running()
+    assert json.loads(output) == {"ok": False, "error": "the run was stopped at once, as asked"}
+    assert "SIGKILL" not in errors
+
+
+def test_child_that_is_stopped_hears_that_it_is_to_end(guarded: Run) -> None:
+    process = guarded(
+        "signal.signal(signal.SIGTERM, lambda *_: (say('heard'), os._exit(5)))\n"
+        "say('ready')\nwhile True:\n    time.sleep(0.01)\n"
+    )
+    assert process.stdout.readline() == "ready\n"
+    child_of(process).suspend()
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.read() == "heard\n"
+    assert process.wait(timeout=10) == 5
+
+
+def test_hangup_that_is_ignored_stays_so(guarded: Run) -> None:
+    process = guarded(
+        "signal.signal(signal.SIGTERM, lambda *_: (say('term'), os._exit(5)))\n"
+        "say('ready')\nwhile True:\n    time.sleep(0.01)\n",
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.read() == "term\n"
+    assert process.wait(timeout=10) == 5
 
 
 def test_control_c_of_a_terminal_is_not_passed_on(tmp_path: Path) -> None:

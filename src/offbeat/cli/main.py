@@ -6,6 +6,7 @@ import atexit
 import gc
 import os
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 
 from offbeat.cli import supervise
@@ -27,6 +28,8 @@ VERBS: Mapping[str, str] = {
 By name: a run forks before anything is imported that its guard would then hold in memory, too.
 """
 
+_ROLES = ("learner", "evaluator", "collector")
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the ``offbeat`` command; ends in ``SystemExit`` with 0, 1, 2 (configuration, usage) or 130.
@@ -43,10 +46,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         atexit.register(gc.freeze)
     if arguments is None and supervise.is_wanted(sys.argv[1:]):
         child = supervise.supervise(as_json="--json" in sys.argv)
-    if child is not None and child.after is not None:
-        from offbeat.cli.recover import continue_run
+    try:
+        if child is not None and child.after is not None:
+            from offbeat.cli.recover import continue_run
 
-        continue_run(child, child.after, as_json="--json" in sys.argv)
-    from offbeat.cli.commands import run
+            continue_run(child, child.after, as_json="--json" in sys.argv)
+        from offbeat.cli.commands import run
 
-    run(VERBS, arguments, child)
+        run(VERBS, arguments, child)
+    except SystemExit as ended:
+        if arguments is None and isinstance(ended.code, int) and _is_role_at_work():
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(ended.code)
+        raise
+
+
+def _is_role_at_work() -> bool:
+    """Return True if a thread of a run did not end with it: an orderly exit could abort in native code."""
+    return any(thread.name.partition("-")[0] in _ROLES for thread in threading.enumerate())

@@ -20,10 +20,13 @@ _FROM_TERMINAL = 0x80  # SI_KERNEL: Ctrl-C, which the terminal has sent to the c
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _NEVER_S = 1e8
 _PATIENCE_S = 3.0
+SAME_SIGNAL_S = 0.3
+"""A signal to a whole process group comes twice, also by way of the guard: so soon it is the same one."""
 _WINDOW_S = 3600.0
 _ORPHANS_LIMIT_S = 10.0
 _ORPHANS_POLL_S = 0.02
 _MOST_MESSAGE_BYTES = 1 << 16
+_STOPPED_AT_ONCE = 130
 _SHOW_CURSOR = b"\x1b[?25h\n"
 
 
@@ -69,7 +72,8 @@ def supervise(as_json: bool) -> ChildContext:
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of a killed child come to us
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+    heard = _to_hear()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     death: Death | None = None
     while True:
         begun_s = time.monotonic()
@@ -80,15 +84,18 @@ def supervise(as_json: bool) -> ChildContext:
             _begin(guard, mask)
             return ChildContext(line, death)
         os.close(line)
-        status, was_asked = _await_end(child)
+        status, num_asked = _await_end(child, heard)
         message = _last_line(listen)
         if not os.WIFSIGNALED(status):
             raise SystemExit(os.waitstatus_to_exitcode(status))
         _end_orphans()
+        if num_asked > 1:
+            _say("the run was stopped at once, as asked", as_json)
+            raise SystemExit(_STOPPED_AT_ONCE)
         is_new_row = death is None or time.monotonic() - begun_s > _WINDOW_S
         attempt = 1 if death is None or is_new_row else death.attempt + 1
         death = Death(os.WTERMSIG(status), attempt, message)
-        if was_asked or death.number not in _CRASHES or not message:
+        if num_asked or death.number not in _CRASHES or not message:
             _give_up(death, as_json)
 
 
@@ -100,21 +107,29 @@ def _begin(guard: int, mask: Iterable[int]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _await_end(child: int) -> tuple[int, bool]:
-    """Pass signals on until the child has ended; return its status and True if the end was asked for."""
-    num_asked, kill_at_s = 0, _NEVER_S
+def _to_hear() -> tuple[int, ...]:
+    """Return the signals to wait for: `nohup` has SIGHUP ignored, which waiting for it would undo."""
+    return _HEARD if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (*_HEARD, signal.SIGHUP)
+
+
+def _await_end(child: int, to_hear: Iterable[int]) -> tuple[int, int]:
+    """Pass signals on until the child has ended; return its status and how often the end was asked for."""
+    num_asked, asked_s, kill_at_s = 0, -_NEVER_S, _NEVER_S
     while (status := _reap(child)) is None:
-        heard = signal.sigtimedwait(_HEARD, max(0.0, min(kill_at_s - time.monotonic(), _NEVER_S)))
+        heard = signal.sigtimedwait(to_hear, max(0.0, min(kill_at_s - time.monotonic(), _NEVER_S)))
         if heard is None:  # asked twice, and it does not even answer
             os.kill(child, signal.SIGKILL)
             kill_at_s = _NEVER_S
         elif heard.si_signo != signal.SIGCHLD:
-            num_asked += 1
+            now_s = time.monotonic()
+            if now_s - asked_s >= SAME_SIGNAL_S:
+                num_asked, asked_s = num_asked + 1, now_s
             if num_asked == 2:
-                kill_at_s = time.monotonic() + _PATIENCE_S
+                kill_at_s = now_s + _PATIENCE_S
             if heard.si_code != _FROM_TERMINAL:
                 os.kill(child, heard.si_signo)
-    return status, num_asked > 0
+            os.kill(child, signal.SIGCONT)  # a stopped process could not do as it was asked
+    return status, num_asked
 
 
 def _reap(child: int) -> int | None:
@@ -166,13 +181,21 @@ def _give_up(death: Death, as_json: bool) -> NoReturn:
     text = f"the run was killed by {death.signal_name}"
     if not death.message:
         text += " before it began"
-    show_cursor()
-    os.write(2, f"error: {text}\n".encode())
-    if as_json:
-        import json
-
-        os.write(1, json.dumps({"ok": False, "error": text}).encode() + b"\n")
+    _say(text, as_json)
     raise SystemExit(128 + death.number)
+
+
+def _say(text: str, as_json: bool) -> None:
+    """Print an end that the child could not print itself, as far as there is still a terminal."""
+    try:
+        show_cursor()
+        os.write(2, f"error: {text}\n".encode())
+        if as_json:
+            import json
+
+            os.write(1, json.dumps({"ok": False, "error": text}).encode() + b"\n")
+    except OSError:
+        return
 
 
 def show_cursor() -> None:

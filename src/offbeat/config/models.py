@@ -410,6 +410,12 @@ class RunSection(Section):
         default=None,
         description="Stop once the mean return of the last 100 training episodes reaches this; null: never.",
     )
+    stop_timeout_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="Longest wait for the round at hand and a last checkpoint after Ctrl-C, SIGTERM or"
+        " SIGHUP, in seconds; null: runtime.train_timeout_s. A second signal ends the run at once.",
+    )
     max_restarts: int = Field(
         default=3,
         ge=0,

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 _RESUMABLE = (
     "run.rounds",
     "run.stop_return",
+    "run.stop_timeout_s",
     "run.max_restarts",
     "run.restart_delay_s",
     "run.on_nan",
@@ -256,7 +257,8 @@ def open_run(
     notices = [*prepared.notes, *(f"{name}: {text}" for name, text in facts.items())]
     pipeline = make_pipeline(config, prepared.run_dir, prepared.name, everybody, notices)
     run = pipeline.open(config.run.rounds, resumed=prepared.resumed, stepwise=stepwise)
-    with few_threads(config), stopping_on_signals(pipeline.stop, clock) as signals, run:
+    within_s = config.run.stop_timeout_s or config.runtime.train_timeout_s
+    with few_threads(config), stopping_on_signals(pipeline.stop, clock, within_s) as signals, run:
         yield OpenedRun(prepared, run, signals)
 
 

@@ -211,7 +211,8 @@ def main(
     """Make the role in the payload and serve it until a stop request."""
     _die_with_parent()
     _beat(pulse, interval_s)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what Ctrl-C means
+    for number in (signal.SIGINT, signal.SIGHUP):  # the driver decides what they mean
+        signal.signal(number, signal.SIG_IGN)
     stacks = os.fdopen(stack_fd, "w")
     faulthandler.enable(stacks)
     faulthandler.register(signal.SIGUSR1, stacks)
