@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from offbeat.observe.callbacks import Callback, RunControl, RunSummary
 from offbeat.pacing import Coordinator, PaceConfig
 from offbeat.pacing.events import DialTurned, GoalReached, Request, StopRequested
 from offbeat.roles import Learner, PerWorker
-from offbeat.run.adapters import as_collect, as_evaluate, as_learn
+from offbeat.run.adapters import as_collect, as_evaluate, as_learn, checked_learn
 from offbeat.run.driver import Driver, StartPoint
 from offbeat.run.observers import attach
 from offbeat.run.replay import ReplayReport, Stage, replay
@@ -27,6 +28,7 @@ from offbeat.run.restarts import OpenRun, Report, RestartPolicy, start_point
 from offbeat.runtime import make_runtime
 from offbeat.runtime.clock import SystemClock
 from offbeat.runtime.spec import RunSpec
+from offbeat.types import StateTree
 
 __all__ = ["Pipeline", "ReplayReport", "Report", "Settings"]
 
@@ -73,11 +75,15 @@ class Pipeline:
                 "give train=PerWorker(make), where make(context) uses context.ranks"
             )
         self._learner: Learner | None = train if isinstance(train, Learner) else None
-        self._initial_state = copy.deepcopy(train.state_dict()) if self._learner is not None else None
+        self._initial_state: StateTree | None = None
+        if self._learner is not None and run_dir is not None:
+            with contextlib.suppress(Exception):  # then it is refused when the run starts or is replayed
+                self._initial_state = copy.deepcopy(self._learner.state_dict())
         self._run_dir = Path(run_dir) if run_dir is not None else None
+        saves = self._run_dir is not None and chosen.checkpoint.enabled
         self._spec = RunSpec(
             collect=as_collect(collect),
-            learn=as_learn(train, weights),
+            learn=checked_learn(as_learn(train, weights), saves),
             evaluate=as_evaluate(evaluate),
             settings=chosen,
             seed=seed,
@@ -171,6 +177,11 @@ class Pipeline:
             raise ReplayError(
                 f"the learner cannot be copied for a replay ({error}): give train=PerWorker(make) instead"
             ) from error
+        if self._initial_state is None:
+            raise ReplayError(
+                "the learner's first state could not be copied for a replay: "
+                "give train=PerWorker(make) instead"
+            )
         learner.load_state_dict(copy.deepcopy(self._initial_state))
         return PerWorker(lambda context: learner)
 

@@ -1,8 +1,8 @@
 """The contracts between offbeat and what it runs. Anything with these methods fits; nothing is inherited.
 
 Randomness comes in as a seed (``ticket.seed``, or the ``seed`` argument), never from globals: that is
-what makes runs repeatable. ``state_dict`` returns a tree of plain values and numpy arrays, so that a
-checkpoint can hold it without pickle.
+what makes runs repeatable. ``state_dict`` returns a tree of plain values, numpy arrays and torch tensors, so
+that a checkpoint can hold it without pickle.
 """
 
 from __future__ import annotations
@@ -117,6 +117,11 @@ class Publisher(Protocol):
 def published(learner: Learner) -> Any:
     """Return what a learner sends to collectors."""
     return learner.published() if isinstance(learner, Publisher) else learner.weights()
+
+
+def state_of(role: Collector | SerialCollector | Learner) -> StateTree | None:
+    """Return the state of a role; None when it has none that could be saved."""
+    return role.state_dict() if hasattr(role, "state_dict") else None
 
 
 @runtime_checkable

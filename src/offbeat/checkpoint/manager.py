@@ -4,7 +4,7 @@
 
     checkpoints/step_00000050/
       manifest.json           written last: version, score, size and SHA-256 of every other file
-      weights.safetensors     the policy's weights alone
+      weights.safetensors     the policy's weights alone; weights.json unless they are named numpy arrays
       learner.json + learner.safetensors, coordinator.json + …    one pair per part
 """
 
@@ -21,6 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from offbeat.checkpoint import files
 from offbeat.checkpoint.codec import digest, pack, plain_array, unpack
@@ -44,7 +46,7 @@ class LoadedCheckpoint:
 
     version: int
     parts: dict[str, StateTree]
-    weights: dict[str, Array]
+    weights: StateTree
     path: Path
     score: float | None
     warnings: tuple[str, ...] = ()
@@ -106,7 +108,7 @@ class CheckpointManager:
         self,
         version: int,
         parts: Mapping[str, StateTree],
-        weights: Mapping[str, Array],
+        weights: StateTree,
         score: float | None = None,
     ) -> Path:
         """Write a checkpoint and retire old ones; returns its directory.
@@ -156,20 +158,22 @@ class CheckpointManager:
         directory: Path,
         version: int,
         parts: Mapping[str, StateTree],
-        weights: Mapping[str, Array],
+        weights: StateTree,
         score: float | None,
     ) -> None:
-        files.write_arrays(directory / _WEIGHTS, _plain_weights(weights))
         for name, tree in parts.items():
             if not _PART.fullmatch(name) or name in ("weights", "manifest"):
                 raise CheckpointError(f"{name!r} cannot name a part of a checkpoint; use lower-case letters")
-            skeleton, arrays = pack(tree, root=name)
-            files.write_arrays(directory / f"{name}.safetensors", arrays)
-            files.write_bytes(directory / f"{name}.json", json.dumps(skeleton, allow_nan=False).encode())
+            _write_part(directory, name, tree)
+        if _are_named_arrays(weights):
+            packed = _plain_weights(weights)
+            files.write_arrays(directory / _WEIGHTS, packed)
+        else:
+            packed = _write_part(directory, "weights", weights)
         listed = {
             path.name: (path.stat().st_size, files.sha256(path)) for path in sorted(directory.iterdir())
         }
-        fingerprint = digest(weights)
+        fingerprint = digest(packed)
         kept_score = self._score_of(version, fingerprint) if score is None else score
         manifest = _Manifest(version, _finite(kept_score), fingerprint, listed)
         files.write_bytes(directory / _MANIFEST, manifest.to_bytes())
@@ -287,7 +291,8 @@ class CheckpointManager:
                 _verify(directory / name, size, sha)
             names = [name.removesuffix(".json") for name in manifest.files if name.endswith(".json")]
             parts = {name: _read_part(directory, name) for name in names}
-            weights = files.read_arrays(directory / _WEIGHTS)
+            are_packed = "weights" in parts
+            weights = parts.pop("weights") if are_packed else files.read_arrays(directory / _WEIGHTS)
         except OSError as error:
             raise CheckpointError(f"it cannot be read ({error})") from error
         return LoadedCheckpoint(version, parts, weights, directory, manifest.score, warnings)
@@ -336,6 +341,10 @@ def _finite(score: float | None) -> float | None:
     return float(score) if score is not None and math.isfinite(score) else None
 
 
+def _are_named_arrays(weights: StateTree) -> bool:
+    return isinstance(weights, Mapping) and all(isinstance(array, np.ndarray) for array in weights.values())
+
+
 def _plain_weights(weights: Mapping[str, Array]) -> dict[str, Array]:
     if not all(type(name) is str for name in weights):
         raise CheckpointError("weights need names: give them as a dict from str to numpy arrays")
@@ -379,6 +388,13 @@ def _verify(path: Path, size: int, sha: str) -> None:
         raise CheckpointError(f"{path.name} has {found} bytes instead of {size}")
     if files.sha256(path) != sha:
         raise CheckpointError(f"{path.name} has the right size but other content than was written")
+
+
+def _write_part(directory: Path, name: str, tree: StateTree) -> dict[str, Array]:
+    skeleton, arrays = pack(tree, root=name)
+    files.write_arrays(directory / f"{name}.safetensors", arrays)
+    files.write_bytes(directory / f"{name}.json", json.dumps(skeleton, allow_nan=False).encode())
+    return arrays
 
 
 def _read_part(directory: Path, name: str) -> StateTree:

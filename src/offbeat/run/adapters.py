@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import inspect
+import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from offbeat.errors import ConfigError
-from offbeat.roles import Collector, Evaluator, Learner, PerWorker, WorkerContext
+from offbeat.checkpoint import pack
+from offbeat.errors import CheckpointError, ConfigError, TrainError
+from offbeat.roles import Collector, Evaluator, Learner, PerWorker, WorkerContext, state_of
 from offbeat.types import Batch, Metrics, StateTree
 
 
@@ -97,6 +99,47 @@ def _make_learner(
     train: Callable[[list[Any]], Any], weights: Callable[[], Any], context: WorkerContext
 ) -> Learner:
     return PlainLearner(train, weights)
+
+
+def checked_learn(learn: PerWorker[Learner], saves: bool) -> PerWorker[Learner]:
+    """Return a role that makes the same learner, or says what is wrong with it.
+
+    ``saves``: its state goes into checkpoints, so it is tried out.
+    """
+    return PerWorker(partial(_make_checked, learn, saves))
+
+
+def _make_checked(learn: PerWorker[Learner], saves: bool, context: WorkerContext) -> Learner:
+    learner = learn.make(context)
+    missing = [name for name in ("train", "weights") if not callable(getattr(learner, name, None))]
+    if missing:
+        raise ConfigError(
+            f"the learner {type(learner).__qualname__} has no {'() and no '.join(missing)}(): "
+            "it needs train(batch) and weights(), and to be saved state_dict() and load_state_dict(state)"
+        )
+    if saves and context.ranks.rank == 0:
+        _try_state(learner)
+    return learner
+
+
+def _try_state(learner: Learner) -> None:
+    try:
+        check_state(state_of(learner), "learner.state_dict()")
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise TrainError(f"learner.state_dict() raised before round 1:\n{traceback.format_exc()}") from error
+
+
+def check_state(state: StateTree | None, name: str) -> None:
+    """Raise ConfigError, with the place and the fix, when a checkpoint could not hold a role's state."""
+    try:
+        pack(state, root=name)
+    except CheckpointError as error:
+        raise ConfigError(
+            f"{error}. Leave it out and make it anew in load_state_dict, or train without checkpoints: "
+            "checkpoint.enabled=false"
+        ) from error
 
 
 def as_evaluate(evaluate: Any) -> PerWorker[Evaluator] | None:
