@@ -138,7 +138,7 @@ class FakeRuntime:
     def pids(self) -> dict[str, int]:
         return {}
 
-    def close(self) -> None:
+    def close(self, at_once: bool = False) -> None:
         self.num_closed += 1
 
     def named(self, name: str) -> list[tuple[Any, ...]]:

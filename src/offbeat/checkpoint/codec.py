@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from offbeat.checkpoint import tensors
-from offbeat.errors import CheckpointError
+from offbeat.errors import CheckpointError, ConfigError
 from offbeat.types import Array, StateTree
 
 Json = Any
@@ -49,6 +49,17 @@ def pack(tree: StateTree, root: str = "state") -> tuple[Json, dict[str, Array]]:
     """
     arrays: dict[str, Array] = {}
     return _pack(tree, (root,), arrays), arrays
+
+
+def check_state(state: StateTree | None, name: str) -> None:
+    """Raise ConfigError, with the place and the fix, when a checkpoint could not hold this state of a role."""
+    try:
+        pack(state, root=name)
+    except CheckpointError as error:
+        raise ConfigError(
+            f"{error}. Leave it out and make it anew in load_state_dict (a collector that cannot do so returns "
+            "None), or train without checkpoints: checkpoint.enabled=false"
+        ) from error
 
 
 def unpack(skeleton: Json, arrays: Mapping[str, Array]) -> StateTree:

@@ -70,6 +70,10 @@ class RunHistory:
     round_times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_KEPT))
     worst_staleness: float | None = None
     evaluation: Record | None = None
+    failed_evaluation: Record | None = None
+    num_failed_evaluations: int = 0
+    failed_checkpoint: Record | None = None
+    num_failed_checkpoints: int = 0
     finish: Record | None = None
     stall: Record | None = None
     components: dict[str, Component] = field(default_factory=dict)
@@ -91,6 +95,25 @@ class RunHistory:
             return None
         (first_s, first), (last_s, last) = self.round_times[0], self.round_times[-1]
         return (last - first) / (last_s - first_s) if last_s > first_s and last > first else None
+
+
+def gist(reason: str) -> str:
+    """Return the line of a reason that says most: the last one of a traceback, else the first."""
+    lines = [line for line in reason.strip().splitlines() if line.strip()] or [""]
+    return lines[-1] if lines[0].startswith("Traceback") else lines[0]
+
+
+def failures(history: RunHistory) -> dict[str, str]:
+    """Return what a run could not save or evaluate, a row each; empty when nothing failed."""
+    kinds = {
+        "failed checkpoints": (history.num_failed_checkpoints, history.failed_checkpoint),
+        "failed evaluations": (history.num_failed_evaluations, history.failed_evaluation),
+    }
+    return {
+        name: f"{count}, the last one of version {last.get('version')}: {gist(str(last.get('reason', '')))}"
+        for name, (count, last) in kinds.items()
+        if last is not None
+    }
 
 
 def read_history(path: Path) -> RunHistory:
@@ -138,6 +161,12 @@ class _Reader:
                 self._lost(name, time_s, reason, "worker_lost")
             case "eval":
                 self._history.evaluation = event
+            case "eval_failed":
+                self._history.failed_evaluation = event
+                self._history.num_failed_evaluations += 1
+            case "checkpoint_failed":
+                self._history.failed_checkpoint = event
+                self._history.num_failed_checkpoints += 1
             case "stall":
                 self._history.stall = event
             case "finish":

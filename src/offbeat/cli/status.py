@@ -14,12 +14,20 @@ from typing import Annotated, Any, Literal
 import typer
 
 from offbeat.cli.continuing import resume_command
-from offbeat.cli.history import REPLAY_METRIC, Component, Loss, Restart, RunHistory, read_history
+from offbeat.cli.history import (
+    REPLAY_METRIC,
+    Component,
+    Loss,
+    Restart,
+    RunHistory,
+    failures,
+    read_history,
+)
 from offbeat.cli.output import EXIT_FAILED, JsonFlag, reporting, show_table
 from offbeat.cli.resume import RunDirectory
 
-State = Literal["running", "restarting", "stuck", "finished", "failed", "killed"]
-_WELL = ("running", "restarting", "finished")
+State = Literal["running", "restarting", "stuck", "finished", "stopped", "failed", "killed"]
+_WELL = ("running", "restarting", "finished", "stopped")
 _LEAST_STUCK_S = 60.0
 _STUCK_ROUNDS = 10
 _STEP = re.compile(r"step_(\d{8,})")
@@ -178,7 +186,9 @@ def _judge(history: RunHistory, is_held: bool, quiet_s: float | None, limit_s: f
         return "running", ""
     if history.finish is not None:
         reason = str(history.finish.get("reason", ""))
-        return ("failed" if history.finish.get("failed") else "finished"), reason
+        if history.finish.get("failed"):
+            return "failed", reason
+        return ("stopped" if history.finish.get("stopped") else "finished"), reason
     if history.num_starts == 0:
         return "killed", "before it began: it has no events"
     return "killed", f"at round {history.version}: nobody runs it and it never said how it ended"
@@ -294,6 +304,7 @@ def _run_rows(found: Status) -> Iterator[tuple[str, str]]:
         mean = _number(history.evaluation.get("metrics", {}).get("eval/return_mean"))
         shown = "unknown" if mean is None else f"{mean:.1f}"
         yield "evaluation", f"return {shown} of version {history.evaluation.get('version')}"
+    yield from failures(history).items()
     if found.quiet_s is not None:
         yield "last event", f"{history.last_kind}, {_span(found.quiet_s)} ago"
     if history.num_unreadable:
@@ -428,6 +439,14 @@ def to_json(found: Status) -> dict[str, object]:
         "losses": {"count": history.num_losses, "newest": [_loss_json(loss) for loss in history.losses]},
         "restarts": {"count": history.num_restarts, "newest": [asdict(one) for one in history.restarts]},
         "stall": history.stall,
+        "failed_evaluations": {
+            "count": history.num_failed_evaluations,
+            "newest": history.failed_evaluation,
+        },
+        "failed_checkpoints": {
+            "count": history.num_failed_checkpoints,
+            "newest": history.failed_checkpoint,
+        },
         "checkpoints": asdict(found.checkpoints),
         "next": found.next_commands,
     }

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from offbeat.cli.continuing import resume_command
-from offbeat.cli.history import REPLAY_METRIC, Loss, RunHistory, read_history
-from offbeat.cli.output import EXIT_INTERRUPTED, Report, show_table
+from offbeat.cli.history import REPLAY_METRIC, Loss, RunHistory, failures, read_history
+from offbeat.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, Report, show_table
 from offbeat.cli.status import read_settings, setting
 from offbeat.errors import OffbeatError
 
@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
 def finish(result: Result, report: Report) -> None:
     """Show the summary of a run and fill in what ``--json`` prints."""
-    show_table(f"offbeat: {result.reason}", summary_rows(result))
+    state = "failed" if result.save_error else "stopped" if result.stopped else "finished"
+    show_table(f"offbeat: {state}: {result.reason}", summary_rows(result))
     report.values.update(
         run_dir=str(result.run_dir),
+        state=state,
         reason=result.reason,
         rounds=result.rounds,
         env_steps=result.env_steps,
@@ -39,7 +41,10 @@ def finish(result: Result, report: Report) -> None:
         restarts=result.restarts,
         metrics=result.metrics,
     )
-    if result.interrupted:
+    if result.save_error:
+        report.values["error"] = result.reason
+        report.exit_code = EXIT_FAILED
+    elif result.interrupted:
         report.exit_code = EXIT_INTERRUPTED
 
 
@@ -58,10 +63,13 @@ def summary_rows(result: Result) -> dict[str, str]:
         **({} if success is None else {"evaluation success": f"{success:.0%}"}),
         "max staleness": f"{result.max_staleness}{' (replayed)' if REPLAY_METRIC in result.metrics else ''}",
         "dropped samples": f"{dropped:,.0f}",
+        **(failures(history) if history is not None else {}),
         **(_losses(history) if history is not None else {}),
         "digest": result.digest,
         "run directory": str(result.run_dir),
     }
+    if not result.digest or result.save_error:  # there is nothing that these commands could take up
+        return rows
     run = shlex.quote(str(result.run_dir))
     rows["resume"] = _resume_command(result)
     return rows | {verb: f"offbeat {verb} {run}" for verb in ("eval", "play", "replay")}

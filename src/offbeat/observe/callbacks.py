@@ -116,7 +116,8 @@ class WorkerLostInfo:
 class FinishInfo:
     """The run is over, well (``error`` is None) or badly.
 
-    ``restart`` is not None when it is restarted from a checkpoint, and gives the reason.
+    ``restart`` is not None when it is restarted from a checkpoint, and gives the reason. ``stopped``: it
+    ended early because that was asked for.
     """
 
     version: int
@@ -125,6 +126,7 @@ class FinishInfo:
     metrics: Mapping[str, MetricValue] = field(default_factory=dict)
     error: BaseException | None = None
     restart: str | None = None
+    stopped: bool = False
 
 
 class Callback:
@@ -267,6 +269,7 @@ class CallbackObserver:
             metrics=self._meter.metrics,
             error=event.error,
             restart=str(event) if is_restart else None,
+            stopped=isinstance(event, Finished) and event.stopped,
         )
         finish_all(self._callbacks, info)
 

@@ -233,7 +233,8 @@ def _ending(info: FinishInfo) -> str:
         return f"interrupted at version {info.version} after {duration(info.seconds)}: {info.restart}"
     if info.error is not None:
         return f"failed at version {info.version} after {duration(info.seconds)}: {info.reason}"
-    return f"finished at version {info.version} after {duration(info.seconds)}: {info.reason}"
+    word = "stopped" if info.stopped else "finished"
+    return f"{word} at version {info.version} after {duration(info.seconds)}: {info.reason}"
 
 
 # ---------------------------------------------------------------- the live display

@@ -34,6 +34,7 @@ from offbeat.pacing.events import (
     Restarting,
     RoundTrained,
     Saved,
+    SaveFailed,
     SegmentArrived,
     Stalled,
     Started,
@@ -142,6 +143,10 @@ class Journal:
                 metrics = self._meter.eval_metrics
                 self._event("eval", {"version": version, "metrics": metrics})
                 self._sinks.write(version, dict(metrics))
+            case EvalDone(version, _, _, error):
+                self._event("eval_failed", {"version": version, "reason": error})
+            case SaveFailed(version, reason):
+                self._event("checkpoint_failed", {"version": version, "reason": reason})
             case Saved(version, path, seconds):
                 self._event("checkpoint", {"version": version, "path": path.name, "seconds": seconds})
             case HealthChanged(component, state, detail):
@@ -167,9 +172,10 @@ class Journal:
                 self._event(kind, {"version": version, "reason": reason, "attempt": attempt})
                 self._run_log.warning("%s", event)
                 self._end(event.error)
-            case Finished(version, reason, error):
+            case Finished(version, reason, error, stopped):
                 self._components_stopped()
-                self._event("finish", {"version": version, "reason": reason, "failed": error is not None})
+                how = {"failed": error is not None, "stopped": stopped}
+                self._event("finish", {"version": version, "reason": reason, **how})
                 self._end(error)
 
     def _components_stopped(self) -> None:

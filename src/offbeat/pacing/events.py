@@ -175,6 +175,14 @@ class Saved:
     score: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SaveFailed:
+    """A checkpoint of ``version`` could not be written; older ones are as they were."""
+
+    version: int
+    reason: str
+
+
 # ---------------------------------------------------------------- requests
 
 
@@ -285,11 +293,15 @@ class Restarting:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The run is over at ``version``: ``error`` is None when it ended well."""
+    """The run is over at ``version``: ``error`` is None when it ended well.
+
+    ``stopped``: it ended early because that was asked for, by a signal or by ``stop``.
+    """
 
     version: int
     reason: str
     error: BaseException | None = None
+    stopped: bool = False
 
 
 Event = (
@@ -307,6 +319,7 @@ Event = (
     | LearnerDown
     | EvalDone
     | Saved
+    | SaveFailed
     | DialTurned
     | GatesSet
     | StopRequested

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from offbeat.checkpoint import pack
-from offbeat.errors import CheckpointError, ConfigError, TrainError
+from offbeat.checkpoint import check_state
+from offbeat.errors import ConfigError, TrainError
 from offbeat.roles import Collector, Evaluator, Learner, PerWorker, WorkerContext, state_of
 from offbeat.types import Batch, Metrics, StateTree
 
@@ -129,17 +129,6 @@ def _try_state(learner: Learner) -> None:
         raise
     except Exception as error:
         raise TrainError(f"learner.state_dict() raised before round 1:\n{traceback.format_exc()}") from error
-
-
-def check_state(state: StateTree | None, name: str) -> None:
-    """Raise ConfigError, with the place and the fix, when a checkpoint could not hold a role's state."""
-    try:
-        pack(state, root=name)
-    except CheckpointError as error:
-        raise ConfigError(
-            f"{error}. Leave it out and make it anew in load_state_dict, or train without checkpoints: "
-            "checkpoint.enabled=false"
-        ) from error
 
 
 def as_evaluate(evaluate: Any) -> PerWorker[Evaluator] | None:

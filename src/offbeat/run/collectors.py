@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from offbeat.checkpoint import check_state
 from offbeat.config.settings import Settings
 from offbeat.errors import CollectError
 from offbeat.pacing.events import (
@@ -57,7 +58,7 @@ class Collectors:
     """Rows of all collectors, updated by the events of a run.
 
     ``start`` and ``kill`` are the runtime's; the deadlines of rows are `Waits`.
-    ``version`` returns the round.
+    ``version`` returns the round. ``saves``: states go into checkpoints, so each collector's first is tried.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Collectors:
         start: Callable[[int], None],
         kill: Callable[[int, str], None],
         version: Callable[[], int],
+        saves: bool = False,
     ) -> None:
         runtime = settings.runtime
         self.rows = [Collector(f"collector_{index}") for index in range(runtime.num_workers)]
@@ -76,6 +78,7 @@ class Collectors:
         self._settings = settings
         self._waits = waits
         self._start, self._kill, self._version = start, kill, version
+        self._saves = saves
         self._window_s = 0.0
         self._lost_at_s: deque[float] = deque()
         self._failures: dict[int, int] = {}  # ticket -> collectors that were lost over it
@@ -116,6 +119,8 @@ class Collectors:
         # An arrival may be noticed late, after the learner's turn: the segment says how long it took.
         ended_s = min(now_s, row.since_s + collect_s) if collect_s > 0 else now_s
         row.busy_s += max(0.0, ended_s - max(row.since_s, self._window_s))
+        if not row.has_worked and self._saves:
+            check_state(event.state, f"{row.name}.state_dict()")
         row.has_worked, row.losses_in_a_row = True, 0
         if event.state is not row.start.state:
             row.start = CollectorState(row.start.incarnation, event.state)

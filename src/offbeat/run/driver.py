@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from offbeat.errors import CollectError, DivergedError, LearnerLost, StallError
+from offbeat.errors import CheckpointError, CollectError, DivergedError, LearnerLost, StallError
 from offbeat.observe.meter import Meter
 from offbeat.observe.system import SystemMonitor
 from offbeat.pacing.actions import (
@@ -101,7 +101,12 @@ class Driver:
         self.spec, self.pace, self.clock = spec, pace, clock
         self.waits = Waits()
         self.collectors = Collectors(
-            settings, self.waits, self._start_collector, runtime.kill_collector, lambda: pace.version
+            settings,
+            self.waits,
+            self._start_collector,
+            runtime.kill_collector,
+            lambda: pace.version,
+            spec.saves,
         )
         self.meter = Meter(
             spec.num_collectors,
@@ -115,6 +120,7 @@ class Driver:
         self.faults: deque[str] = deque()  # of files, from any thread
         self.persistent_requests: list[Request] = []  # hold for the whole run, also when it is restarted
         self.is_to_stop = False
+        self._stop_reason: str | None = None
         self.finish: Finish | None = None
         self._runtime = runtime
         self._requests = requests
@@ -171,6 +177,18 @@ class Driver:
     def finished(self) -> bool:
         """True when the pace has finished and the learner's last snapshot is there."""
         return self.finish is not None and not self.saving.is_pending
+
+    @property
+    def reason(self) -> str:
+        """The reason for which the run finished; with what went wrong when it could save nothing."""
+        assert self.finish is not None, "the run has not finished"
+        loss = self.saving.loss
+        return f"{self.finish.reason}, but nothing could be saved: {loss}" if loss else self.finish.reason
+
+    @property
+    def is_stopped(self) -> bool:
+        """True when the run finished because it was asked to stop."""
+        return self.finish is not None and self.finish.reason == self._stop_reason
 
     @property
     def seconds(self) -> float:
@@ -241,6 +259,11 @@ class Driver:
     def close(self, error: BaseException | None, restarting: Restarting | None = None) -> None:
         """End everything that was started, and emit how the run ended or that it is restarted."""
         with self._closing:
+            if isinstance(error, KeyboardInterrupt) and self._has_started:
+                self._tell_end(error, restarting)  # first: nobody waits long for the rest
+                self._has_started = False
+                self._runtime.close(at_once=True)
+                return
             try:
                 self._runtime.close()
             finally:
@@ -254,8 +277,17 @@ class Driver:
             if restarting is not None:
                 self.emit(replace(restarting, error=error))
             else:
-                reason = self.finish.reason if self.finish is not None else str(error)
-                self.emit(Finished(self.pace.version, reason, error))
+                self.emit(self._finished(error))
+
+    def _finished(self, error: BaseException | None) -> Finished:
+        version = self.pace.version
+        if isinstance(error, KeyboardInterrupt):
+            return Finished(version, "stopped at once, as asked", stopped=True)
+        if self.finish is None:
+            return Finished(version, str(error), error)
+        if error is None and self.saving.loss:
+            error = CheckpointError(self.reason)
+        return Finished(version, self.reason, error, self.is_stopped)
 
     # ------------------------------------------------------------ the loop
 
@@ -314,7 +346,7 @@ class Driver:
     def _take_request(self, request: Request) -> None:
         """Take a request, and keep the last one of each kind for restarts."""
         if isinstance(request, StopRequested):
-            self.is_to_stop = True
+            self.is_to_stop, self._stop_reason = True, self._stop_reason or request.reason
         else:
             kept = [one for one in self.persistent_requests if type(one) is not type(request)]
             self.persistent_requests = [*kept, request]
@@ -358,11 +390,11 @@ class Driver:
                 elif notice := self.saving.score(event):
                     self.emit(notice)
             case SnapshotTaken():
-                result = self.saving.complete(event)
+                outcome = self.saving.complete(event)
                 if not self.saving.is_pending:
                     self.waits.end("snapshot")
-                if result:
-                    self.emit(result)
+                for one in outcome:
+                    self.emit(one)
             case CollectorDown(collector, reason):
                 pause_s = self.collectors.schedule_restart(collector, reason, now_s)
                 if pause_s > 0:
@@ -407,9 +439,10 @@ class Driver:
                 case Evaluate(version):
                     self._evaluate(version)
                 case Checkpoint(version):
-                    if notice := self.saving.begin(version):
-                        self.emit(notice)
-                    else:
+                    failed = self.saving.begin(version)
+                    for one in failed:
+                        self.emit(one)
+                    if not failed:
                         self._take_snapshot(version)
                 case Renew(collector, incarnation):
                     row = self.collectors.rows[collector]

@@ -124,6 +124,8 @@ class Report:
 
     ``env_steps`` counts from the run's first round. Of this start of the run are ``wall_s``, ``startup_s``
     (until the first ticket), ``rounds_s`` (from then to the end of the last round) and ``steps_per_s``.
+    ``stopped``: it was asked to end. ``save_error`` says why nothing could be saved; it is empty when the run
+    has a checkpoint, or wanted none.
     """
 
     version: int
@@ -141,6 +143,8 @@ class Report:
     digest: str | None
     losses: tuple[Loss, ...] = ()
     restarts: int = 0
+    stopped: bool = False
+    save_error: str = ""
 
 
 class OpenRun:
@@ -291,7 +295,7 @@ class OpenRun:
         assert snapshot is not None
         return Report(
             version=driver.pace.version,
-            reason=finish.reason,
+            reason=driver.reason,
             counts=driver.pace.counts(),
             metrics=meter.metrics,
             eval_metrics=meter.eval_metrics,
@@ -305,4 +309,6 @@ class OpenRun:
             digest=driver.saving.digest(),
             losses=(*self._policy.losses, *driver.collectors.losses),
             restarts=self._policy.attempts,
+            stopped=driver.is_stopped,
+            save_error=driver.saving.loss,
         )

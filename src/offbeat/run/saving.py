@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from offbeat.checkpoint import CheckpointManager, digest, pack
 from offbeat.config.models import CheckpointConfig
 from offbeat.errors import CheckpointError
-from offbeat.pacing.events import EvalDone, Notice, Saved, SnapshotTaken
-from offbeat.types import Array, StateTree
+from offbeat.pacing.events import EvalDone, Notice, Saved, SaveFailed, SnapshotTaken
+from offbeat.types import StateTree
 
 Parts = dict[str, StateTree]
 """The parts of a checkpoint by name."""
+Outcome = tuple[Saved | SaveFailed | Notice, ...]
+"""What came of saving, to be emitted in this order."""
 
 
 def learner_digest(state: StateTree) -> str:
@@ -46,7 +46,8 @@ class Saving:
         self._clock = clock
         self._pending: deque[tuple[int, Parts | None]] = deque()  # snapshots asked for: version, other parts
         self._scores: dict[int, float] = {}
-        self._has_told = False
+        self._told: set[str] = set()
+        self._failure = ""
         self.snapshot: SnapshotTaken | None = None
         self.requested_version = -1
 
@@ -55,35 +56,45 @@ class Saving:
         """True while a snapshot of the learner is on its way."""
         return bool(self._pending)
 
-    def begin(self, version: int, whole: bool = True) -> Notice | None:
+    @property
+    def loss(self) -> str:
+        """Why the run has nothing to resume from although it tried to save; empty when it has something."""
+        return self._failure if self._manager is not None and not self._manager.versions() else ""
+
+    def begin(self, version: int, whole: bool = True) -> Outcome:
         """Keep everything but the learner as it is now; the caller asks for the learner's snapshot.
 
-        With ``whole`` false only the snapshot is wanted. A notice is returned when nothing could be kept.
+        With ``whole`` false only the snapshot is wanted. What is returned says that nothing could be kept.
         """
         try:
             self._pending.append((version, self.capture() if whole else None))
         except CheckpointError as error:
-            return Notice(f"checkpoint of version {version} failed: {error}")
+            return self._failed(version, error)
         self.requested_version = version
-        return None
+        return ()
 
-    def complete(self, snapshot: SnapshotTaken) -> Saved | Notice | None:
+    def complete(self, snapshot: SnapshotTaken) -> Outcome:
         """Write the oldest pending checkpoint. When that fails training continues; older ones are intact."""
         version, parts = self._pending.popleft()
         self.snapshot = snapshot
         if parts is None or self._manager is None:
-            return None
+            return ()
         if snapshot.state is None:
-            told, self._has_told = self._has_told, True
-            text = "no checkpoints: the learner has no state_dict() that could be saved"
-            return None if told else Notice(text)
+            return self._notice_once("no checkpoints: the learner has no state_dict() that could be saved")
         started_s, score = self._clock(), self._scores.get(version)
+        weights, wrong = snapshot.weights, _unsavable(snapshot.weights)
         try:
             whole = {"learner": snapshot.state, **parts}
-            path = self._manager.save(version, whole, _as_arrays(snapshot.weights), score)
+            path = self._manager.save(version, whole, {} if wrong else weights, score)
         except CheckpointError as error:
-            return Notice(f"checkpoint of version {version} failed: {error}")
-        return Saved(version, path, self._clock() - started_s, score)
+            return self._failed(version, error)
+        without = f"checkpoints can be resumed and replayed, but not evaluated or played: {wrong}"
+        notices = self._notice_once(without) if wrong else ()
+        return (Saved(version, path, self._clock() - started_s, score), *notices)
+
+    def _failed(self, version: int, error: CheckpointError) -> Outcome:
+        self._failure = str(error)
+        return SaveFailed(version, self._failure), Notice(f"checkpoint of version {version} failed: {error}")
 
     def score(self, event: EvalDone) -> Notice | None:
         """Keep the score of a version, and enter it into its checkpoint if that is there already."""
@@ -107,8 +118,16 @@ class Saving:
         except CheckpointError:
             return None
 
+    def _notice_once(self, text: str) -> Outcome:
+        is_new = text not in self._told
+        self._told.add(text)
+        return (Notice(text),) if is_new else ()
 
-def _as_arrays(weights: Any) -> dict[str, Array]:
-    if isinstance(weights, Mapping) and all(isinstance(value, np.ndarray) for value in weights.values()):
-        return dict(weights)
-    return {}
+
+def _unsavable(weights: Any) -> str:
+    """Return why a checkpoint cannot hold what ``weights()`` returned; empty when it can."""
+    try:
+        pack(weights, "weights()")
+    except CheckpointError as error:
+        return str(error)
+    return ""

@@ -64,7 +64,8 @@ class Result:
     """Outcome of a run and its policy: ``result.policy.act(obs)``.
 
     ``startup_s`` and ``rounds_s`` are parts of ``wall_s``: until the first ticket, and from then to the end
-    of the last round; ``steps_per_s`` is over the latter.
+    of the last round; ``steps_per_s`` is over the latter. ``stopped``: it was asked to end. ``save_error``
+    says why nothing could be saved; empty when it was.
     """
 
     run_dir: Path
@@ -83,6 +84,8 @@ class Result:
     rounds_s: float = 0.0
     losses: tuple[Loss, ...] = ()
     restarts: int = 0
+    stopped: bool = False
+    save_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +242,8 @@ class OpenedRun:
             policy=make_roles(self.prepared.config).policy(report.weights),
             losses=report.losses,
             restarts=report.restarts,
+            stopped=report.stopped,
+            save_error=report.save_error,
         )
 
 

@@ -83,8 +83,8 @@ class Runtime(Protocol):
         """Newest reports of progress, by ``learner``, ``evaluator`` and ``collector_0``, …"""
         ...
 
-    def close(self) -> None:
-        """End everything that was started. Safe to call twice."""
+    def close(self, at_once: bool = False) -> None:
+        """End everything that was started; ``at_once``: wait for no work. Safe to call twice."""
         ...
 
 

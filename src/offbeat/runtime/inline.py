@@ -89,7 +89,7 @@ class InlineRuntime(LocalRuntime):
             patience = (server.patience_s for server in self._servers.values())
             time.sleep(min(left_s, *(most_s for most_s in patience if most_s is not None), math.inf))
 
-    def close(self) -> None:
+    def close(self, at_once: bool = False) -> None:
         """Drop the roles."""
         self._servers.clear()
         if hasattr(self, "_executor"):

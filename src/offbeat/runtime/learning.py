@@ -24,18 +24,33 @@ from offbeat.pacing.events import (
     RoundTrained,
     SnapshotTaken,
 )
-from offbeat.roles import Evaluator, Learner, published
+from offbeat.roles import Evaluator, Learner, published, state_of
 from offbeat.runtime.base import ManyRanks, Post, close_learner, keep_progress, thread_stacks
 from offbeat.runtime.checksum import weights_checksum
+from offbeat.runtime.serve import describe
 from offbeat.runtime.spec import Assignment, RunSpec
 from offbeat.types import Batch, StateTree
 
 
 class LearnerExecutor:
-    """Carries out the learner's jobs and posts what came of them. Not thread-safe: one caller."""
+    """Carries out the learner's jobs and posts what came of them. Not thread-safe: one caller.
 
-    def __init__(self, learner: Learner, send_weights: Callable[[int, Any], None], post: Post):
+    ``by_reference``: collectors get the very objects that the learner publishes.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        send_weights: Callable[[int, Any], None],
+        post: Post,
+        *,
+        by_reference: bool = False,
+    ):
         self.progress: dict[str, str] = {}
+        self._by_reference = by_reference
+        self._degree = 0
+        self._published: Published | None = None
+        self._weights: Any = None
         self._learner = learner
         self._send_weights = send_weights
         self._post = post
@@ -49,6 +64,7 @@ class LearnerExecutor:
     def train(self, batch: Batch) -> None:
         """Train one round."""
         started_s = perf_counter()
+        self._degree = batch.off_policy_degree
         try:
             with keep_progress(self.progress, "learner"):
                 metrics = self._learner.train(batch)
@@ -65,6 +81,9 @@ class LearnerExecutor:
     def publish(self, version: int) -> None:
         """Hand the weights to the collectors."""
         started_s = perf_counter()
+        if alias := self._alias():
+            self._post(Broken(alias))
+            return
         try:
             weights = on_cpu(published(self._learner))
             self._send_weights(version, weights)
@@ -72,12 +91,32 @@ class LearnerExecutor:
         except Exception:
             self._post(PublishFailed(version, _trace()))
         else:
-            self._post(Published(version, perf_counter() - started_s, checksum))
+            event = Published(version, perf_counter() - started_s, checksum)
+            if self._by_reference:
+                self._published, self._weights = event, weights
+            self._post(event)
+
+    def _alias(self) -> OffbeatError | None:
+        """Return an error when training changed the published weights: collectors then acted on newer ones.
+
+        At k = 0 nobody collects while the learner trains, so there it does no harm.
+        """
+        before = self._published
+        if before is None or before.checksum is None or self._degree == 0:
+            return None
+        if weights_checksum(self._weights) == before.checksum:
+            return None
+        return OffbeatError(
+            f"the learner changed the weights of version {before.version} after it had published them, so "
+            "collectors acted on newer ones than their tickets say. weights() must return a copy: "
+            "{name: value.copy() for ...}, of torch tensors {name: value.detach().clone() for ...}"
+        )
 
     def snapshot(self) -> None:
         """Copy everything the learner is, at this point of the training."""
         try:
-            snapshot = SnapshotTaken(self._learner.state_dict(), on_cpu(self._learner.weights()))
+            state, weights = state_of(self._learner), self._learner.weights()
+            snapshot = SnapshotTaken(on_cpu(state, copy=True), on_cpu(weights, copy=True))
         except Exception:
             self._post(Broken(TrainError(f"the learner could not give its state:\n{_trace()}")))
         else:
@@ -85,7 +124,7 @@ class LearnerExecutor:
 
     def send_weights(self, send: Callable[[Any], None]) -> None:
         """Pass a snapshot of the weights to ``send``, at this point of the training."""
-        send(on_cpu(self._learner.weights()))
+        send(on_cpu(self._learner.weights(), copy=True))
 
     def pids(self) -> dict[str, int]:
         """Processes of the learner on this machine, beside the calling one."""
@@ -115,8 +154,8 @@ class LazyEvaluator:
             if self._evaluator is None:
                 self._evaluator = self._assignment.role.make(self._assignment.context)
             metrics = self._evaluator.evaluate(weights, seed)
-        except Exception:
-            return EvalDone(version, None, perf_counter() - started_s, traceback.format_exc())
+        except Exception as error:
+            return EvalDone(version, None, perf_counter() - started_s, describe(error))
         return EvalDone(version, dict(metrics), perf_counter() - started_s)
 
 
@@ -158,6 +197,9 @@ class JobThread:
 class LocalRuntime(ABC):
     """Base of the runtimes whose learner lives in the driver's process."""
 
+    _shares_weights = True
+    """Collectors get the weights by reference."""
+
     def __init__(self) -> None:
         self._published: tuple[int, Any] = (-1, None)
         self._eval_progress: dict[str, str] = {}
@@ -173,7 +215,9 @@ class LocalRuntime(ABC):
 
     def _make_learner(self, state: StateTree | None) -> None:
         learner = self._spec.make_learner(state)
-        self._executor = LearnerExecutor(learner, self._send_weights, self._post)
+        self._executor = LearnerExecutor(
+            learner, self._send_weights, self._post, by_reference=self._shares_weights
+        )
         self._post(HealthChanged("learner", "up"))
 
     def _send_weights(self, version: int, weights: Any) -> None:
@@ -214,19 +258,22 @@ class LocalRuntime(ABC):
         return self._executor.progress | self._eval_progress | self._collect_progress
 
 
-def on_cpu(weights: Any) -> Any:
-    """The same weights with every torch tensor on the CPU: who gets them may have no GPU."""
+def on_cpu(tree: Any, *, copy: bool = False) -> Any:
+    """The same tree with every torch tensor on the CPU: who gets them may have no GPU.
+
+    ``copy``: tensors share no memory with the learner's, which torch's ``state_dict()`` returns as they are.
+    """
     torch: Any = sys.modules.get("torch")
-    return weights if torch is None else _on_cpu(weights, torch)
+    return tree if torch is None else _on_cpu(tree, torch, copy)
 
 
-def _on_cpu(value: Any, torch: Any) -> Any:
+def _on_cpu(value: Any, torch: Any, copy: bool) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
+        return value.detach().to("cpu", copy=copy)
     if type(value) in (dict, OrderedDict):
-        return type(value)((name, _on_cpu(item, torch)) for name, item in value.items())
+        return type(value)((name, _on_cpu(item, torch, copy)) for name, item in value.items())
     if type(value) in (list, tuple):
-        return type(value)(_on_cpu(item, torch) for item in value)
+        return type(value)(_on_cpu(item, torch, copy) for item in value)
     return value
 
 

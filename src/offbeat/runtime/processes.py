@@ -80,6 +80,8 @@ class _Collector:
 class ProcessRuntime(LocalRuntime):
     """Collectors and evaluator in worker processes, the learner in a thread."""
 
+    _shares_weights = False
+
     def __init__(self) -> None:
         super().__init__()
         self._events: deque[Event] = deque()
@@ -150,9 +152,10 @@ class ProcessRuntime(LocalRuntime):
         text = f"{worker.name} (pid {worker.process.pid}) {reason}"
         self._collector_down(collector, with_stack(text, worker.stack()))
 
-    def close(self) -> None:
+    def close(self, at_once: bool = False) -> None:
         """End all processes and threads, free all memory."""
-        give_up_s = time.monotonic() + _CLOSE_TIMEOUT_S
+        limit_s = 0.0 if at_once else _CLOSE_TIMEOUT_S
+        give_up_s = time.monotonic() + limit_s
         busy = {id(collector.worker) for collector in self._collectors.values() if collector.sent}
         workers = self._workers().values()
         for worker in workers:
@@ -163,7 +166,7 @@ class ProcessRuntime(LocalRuntime):
         self._collectors.clear()
         self._evaluator = None
         if self._learner_thread is not None:
-            self._learner_thread.close(_CLOSE_TIMEOUT_S)
+            self._learner_thread.close(limit_s)
             self._learner_thread = None
             self._executor.close()
         with self._pipe_lock:  # a learner that did not end in time may still want to report

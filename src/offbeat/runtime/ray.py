@@ -202,7 +202,7 @@ class RayRuntime:
         """No reports: learner and evaluator are actors, which answer only when their work is done."""
         return {}
 
-    def close(self) -> None:
+    def close(self, at_once: bool = False) -> None:
         """End all actors, and the Ray that was started for them."""
         actors, self._actors = self._actors, []
         for actor in actors:

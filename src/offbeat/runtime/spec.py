@@ -60,6 +60,11 @@ class RunSpec:
         return None if self.log_dir is None else self.log_dir.parent
 
     @property
+    def saves(self) -> bool:
+        """True when the states of the roles go into checkpoints."""
+        return self.log_dir is not None and self.settings.checkpoint.enabled
+
+    @property
     def num_collectors(self) -> int:
         """Number of collectors."""
         return self.settings.runtime.num_workers

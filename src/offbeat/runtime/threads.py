@@ -130,9 +130,9 @@ class ThreadRuntime(LocalRuntime):
                 events.append(self._events.get_nowait())
         return events
 
-    def close(self) -> None:
+    def close(self, at_once: bool = False) -> None:
         """Let each thread finish what it is doing, within limits."""
-        give_up_s = time.monotonic() + _CLOSE_TIMEOUT_S
+        give_up_s = time.monotonic() + (0.0 if at_once else _CLOSE_TIMEOUT_S)
         for inbox in self._inboxes.values():
             inbox.close()
         for thread in self._threads.values():
@@ -140,6 +140,6 @@ class ThreadRuntime(LocalRuntime):
         if self._eval_thread is not None:
             self._eval_thread.close(max(0.0, give_up_s - time.monotonic()))
         if self._learner_thread is not None:
-            self._learner_thread.close(_LEARNER_TIMEOUT_S)
+            self._learner_thread.close(0.0 if at_once else _LEARNER_TIMEOUT_S)
         if hasattr(self, "_executor"):
             self._executor.close()
