@@ -110,7 +110,7 @@ class Learner:
             case "lambda":
                 state["schedule"] = [1, {"lr": lambda version: 0.1}]
             case "file":
-                state["log"] = Path(__file__).open()
+                state["log"] = Path(__file__).open()  # noqa: SIM115
         if self.config.fails_from is not None and self.rounds >= self.config.fails_from:
             state["history"] = {1, 2}
         return state

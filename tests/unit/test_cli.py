@@ -57,6 +57,8 @@ class FakeResult:
     rounds_s: float = 15.0
     losses: tuple[Loss, ...] = ()
     restarts: int = 0
+    stopped: bool = False
+    save_error: str = ""
 
 
 class Calls:

@@ -81,7 +81,7 @@ def test_a_run_that_does_not_end_in_time_stalls_without_a_checkpoint(tmp_path: P
     run = stopped_in_a_round(tmp_path)
     with pytest.raises(StallError, match="asked to stop, the run did not end in time") as stall:
         run.pass_time(9.0)
-    assert "the end of the run waits for round 0 since 8.0 s (limit 8 s, the stop request)" in str(
+    assert "the end of the run waits for round 0 since 8.0 s (limit 8 s, run.stop_timeout_s)" in str(
         stall.value
     )
     assert run.of(Saved) == []
@@ -160,7 +160,7 @@ WAITS = {
     "async_training.sync_timeout",
     "eval.timeout_s",
     "async_training.batch_timeout",
-    "the stop request",
+    "run.stop_timeout_s",
 }
 """Every deadline of a run."""
 OF_RUNTIMES = {

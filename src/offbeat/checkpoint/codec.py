@@ -52,13 +52,13 @@ def pack(tree: StateTree, root: str = "state") -> tuple[Json, dict[str, Array]]:
 
 
 def check_state(state: StateTree | None, name: str) -> None:
-    """Raise ConfigError, with the place and the fix, when a checkpoint could not hold this state of a role."""
+    """Raise ConfigError, with the place and the fix, when a checkpoint could not hold a role's state."""
     try:
         pack(state, root=name)
     except CheckpointError as error:
         raise ConfigError(
-            f"{error}. Leave it out and make it anew in load_state_dict (a collector that cannot do so returns "
-            "None), or train without checkpoints: checkpoint.enabled=false"
+            f"{error}. Leave it out and make it anew in load_state_dict (a collector that cannot do so "
+            "returns None), or train without checkpoints: checkpoint.enabled=false"
         ) from error
 
 

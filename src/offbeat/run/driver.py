@@ -410,7 +410,7 @@ class Driver:
                 row = ("stop", "the end of the run", f"round {self.pace.version}", within_s)
                 if now_s + within_s < self.waits.deadline_s("stop"):
                     expire = partial(self._stall, headline)
-                    self.waits.begin(Wait(*row, "the stop request", expire), now_s)
+                    self.waits.begin(Wait(*row, "run.stop_timeout_s", expire), now_s)
 
     def _start_collector(self, index: int) -> None:
         if self.finish is None:

@@ -47,9 +47,10 @@ def stopping_on_signals(
 
 def _to_receive() -> list[signal.Signals]:
     """Return the signals that ask for an end; `nohup` has SIGHUP ignored, and so it stays."""
-    hangup = getattr(signal, "SIGHUP", None)
-    is_heard = hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM, *([hangup] if is_heard else [])]
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    return numbers
 
 
 def _leave_closed(terminals: list[int]) -> None:
