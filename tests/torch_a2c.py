@@ -26,7 +26,7 @@ class A2CConfig(AlgorithmConfig):
     """Settings of the test's algorithm."""
 
     lr: float = Field(0.02, gt=0, description="Learning rate.")
-    sleep_s: float = Field(0.0, ge=0, description="Time that a round takes beside its work.")
+    work_s: float = Field(0.0, ge=0, description="Seconds of native code in each round.")
     keeps: Literal["nothing", "lambda", "file"] = Field("nothing", description="What its state also holds.")
     fails_from: int | None = Field(None, description="Round from which the state cannot be saved.")
     copies: bool = Field(True, description="Whether weights are copies.")
@@ -74,6 +74,12 @@ class Collector:
         pass
 
 
+def _work(seconds: float) -> None:
+    end_s, square = time.monotonic() + seconds, torch.zeros(700, 700)
+    while time.monotonic() < end_s:
+        square = square @ square
+
+
 class Learner:
     def __init__(self, config: RunConfig) -> None:
         torch.manual_seed(config.run.seed)
@@ -83,7 +89,7 @@ class Learner:
         self.rounds = 0
 
     def train(self, batch: Batch) -> dict[str, float]:
-        time.sleep(self.config.sleep_s)
+        _work(self.config.work_s)
         losses = [self._loss(segment.data) for segment in batch.segments]
         loss = torch.stack(losses).mean()
         self.optimizer.zero_grad()
