@@ -114,11 +114,24 @@ def test_difference_in_the_last_round_is_found_by_the_digest(
     recorded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The schedule has the checksums of weights that a later round could have used."""
-    change_a_byte(monkeypatch, rounds_of(recorded)[-1]["tickets"][0])
+    last = rounds_of(recorded)[-1]["tickets"]
+    change_a_byte(monkeypatch, last[0])
     report = offbeat.replay_run(recorded.run_dir)
     assert not report.identical
+    assert report.difference is not None
+    assert report.difference.round <= report.difference.last == ROUNDS - 1
+    assert set(last) <= set(report.difference.tickets)
     assert report.rounds == ROUNDS
     assert report.digest != report.recorded_digest == recorded.digest
+
+
+def test_difference_in_the_last_round_is_named_alone_at_k_0(
+    synchronous: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tickets = rounds_of(synchronous)[-1]["tickets"]
+    change_a_byte(monkeypatch, tickets[0])
+    report = offbeat.replay_run(synchronous.run_dir)
+    assert str(report.difference).startswith(f"round {ROUNDS - 1} (tickets {tickets[0]}, ")
 
 
 def without_checksums(result: Any) -> list[dict[str, Any]]:

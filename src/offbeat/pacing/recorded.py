@@ -76,17 +76,32 @@ class Schedule:
             ) from error
         return Schedule({v: tuple(group) for v, group in segments.items()}, rounds, checksums)
 
+    def rest(self, until: int) -> Difference | None:
+        """Return the rounds up to version ``until`` whose weights were not recorded; None if none were."""
+        compared = [version for version in self.checksums if version <= until]
+        if not compared:
+            return None
+        first = min(max(compared), until - 1)
+        trained = [self.rounds[version] for version in range(first, until) if version in self.rounds]
+        return Difference(first, tuple(ticket for one in trained for ticket in one.tickets), until - 1)
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first round whose published weights differ from the recorded ones, and its tickets."""
+    """The first round whose published weights differ from the recorded ones, and its tickets.
+
+    ``last``: it is one of the rounds up to this one, whose weights were not recorded; the tickets are theirs.
+    """
 
     round: int
     tickets: tuple[int, ...]
+    last: int | None = None
 
     def __str__(self) -> str:
         tickets = ", ".join(map(str, self.tickets[:8])) + (", …" if len(self.tickets) > 8 else "")
-        return f"round {self.round} (tickets {tickets}) gave other weights than recorded"
+        is_one = self.last is None or self.last == self.round
+        rounds = f"round {self.round}" if is_one else f"one of rounds {self.round} to {self.last}"
+        return f"{rounds} (tickets {tickets}) gave other weights than recorded"
 
 
 class RecordedPace:

@@ -84,6 +84,8 @@ def replay(
             break
     repeated, recorded = learner_digest(point.parts["learner"]), _recorded_digest(manager, last)
     identical: bool | None = difference is None and recorded in ("", repeated)
+    if identical is False and difference is None:
+        difference = schedule.rest(last)
     if identical and not recorded and not num_compared:
         identical = None
     return ReplayReport(identical, repeated, recorded, point.version, saved.warnings, difference)
