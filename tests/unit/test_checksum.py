@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from offbeat.pacing.events import Event, Published
+from offbeat.pacing.events import Broken, Event, Published, SnapshotTaken
 from offbeat.runtime.checksum import weights_checksum
 from offbeat.runtime.learning import LearnerExecutor
+from offbeat.types import Batch
 
 
 def tree() -> dict[str, Any]:
@@ -122,3 +123,59 @@ def test_what_is_published_carries_its_checksum(weights: Any) -> None:
     (event,) = events
     assert isinstance(event, Published)
     assert (event.version, event.checksum) == (3, weights_checksum(weights))
+
+
+class Trains(Learner):
+    """Trains in place."""
+
+    def train(self, batch: Batch) -> dict[str, float]:
+        self._weights["w"] += 1
+        return {}
+
+
+class Copies(Trains):
+    def weights(self) -> Any:
+        return {"w": self._weights["w"] * 1}
+
+
+@pytest.mark.parametrize("start", [np.ones(3), torch.ones(3)], ids=["numpy", "torch"])
+@pytest.mark.parametrize(
+    ("kind", "by_reference", "degree", "is_broken"),
+    [
+        (Trains, True, 1, True),
+        (Trains, True, 0, False),
+        (Trains, False, 1, False),
+        (Copies, True, 1, False),
+    ],
+)
+def test_published_weights_that_training_changes_break_the_run_where_they_are_used(
+    kind: type[Trains], by_reference: bool, degree: int, is_broken: bool, start: Any
+) -> None:
+    events: list[Event] = []
+    learner: Any = kind({"w": start * 1})
+    executor = LearnerExecutor(learner, lambda *_: None, events.append, by_reference=by_reference)
+    executor.publish(0)
+    for version in range(2):
+        executor.train(Batch(version, (), degree))
+        executor.publish(version + 1)
+    errors = [str(event.error) for event in events if isinstance(event, Broken)]
+    assert bool(errors) is is_broken
+    if errors:
+        assert "the weights of version 0" in errors[0] and "weights() must return a copy" in errors[0]
+        assert not [event for event in events if isinstance(event, Published) and event.version == 1]
+
+
+def test_tensors_of_a_snapshot_are_copies() -> None:
+    class Live(Trains):
+        def state_dict(self) -> Any:
+            return {"net": OrderedDict(w=self._weights["w"]), "all": [self._weights["w"]]}
+
+    events: list[Event] = []
+    learner: Any = Live({"w": torch.ones(3)})
+    executor = LearnerExecutor(learner, lambda *_: None, events.append)
+    executor.snapshot()
+    executor.train(Batch(0, (), 0))
+    snapshot = events[0]
+    assert isinstance(snapshot, SnapshotTaken)
+    for value in (snapshot.state["net"]["w"], snapshot.state["all"][0], snapshot.weights["w"]):
+        assert torch.equal(value, torch.ones(3))

@@ -231,6 +231,28 @@ def test_interrupted_run_shows_its_summary_and_exits_with_130(
 
 
 @pytest.mark.parametrize(
+    ("result", "state", "code"),
+    [
+        (FakeResult(), "finished", 0),
+        (FakeResult(stopped=True), "stopped", 0),
+        (FakeResult(stopped=True, interrupted=True), "stopped", 130),
+        (FakeResult(save_error="learner['x'] is a set"), "failed", 1),
+        (FakeResult(save_error="disk full", stopped=True, interrupted=True), "failed", 1),
+    ],
+)
+def test_word_for_the_end_is_in_the_headline_and_in_json(
+    result: FakeResult, state: str, code: int, api: Calls, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.answers["train"] = lambda: result
+    assert run("train", "cartpole-ppo", "--json") == code
+    shown = capsys.readouterr()
+    told = json.loads(shown.out.splitlines()[-1])
+    assert (told["state"], told["ok"]) == (state, code == 0)
+    assert f"offbeat: {state}: all rounds trained" in shown.err
+    assert ("offbeat eval" in shown.err) is not bool(result.save_error)
+
+
+@pytest.mark.parametrize(
     ("error", "code"),
     [
         (ConfigError("no such thing; write another"), 2),

@@ -11,7 +11,15 @@ from pydantic import BaseModel
 
 from offbeat.checkpoint import CheckpointManager
 from offbeat.config.models import AsyncTrainingConfig, EvalConfig, RunSection, RuntimeConfig
-from offbeat.errors import CollectError, DivergedError, LearnerLost, OffbeatError, StallError, TrainError
+from offbeat.errors import (
+    CheckpointError,
+    CollectError,
+    DivergedError,
+    LearnerLost,
+    OffbeatError,
+    StallError,
+    TrainError,
+)
 from offbeat.observe import Callback, FinishInfo, RoundInfo, ScheduleLog
 from offbeat.observe.events import read_events
 from offbeat.pacing import Coordinator
@@ -34,7 +42,9 @@ from offbeat.pacing.events import (
     Restarting,
     RoundTrained,
     Saved,
+    SaveFailed,
     SegmentArrived,
+    SnapshotTaken,
     Stalled,
     Started,
     StopRequested,
@@ -110,6 +120,53 @@ def test_a_stricter_request_to_stop_holds(tmp_path: Path) -> None:
     run.requests.append(StopRequested("at once", within_s=1.0))
     with pytest.raises(StallError, match="asked to stop"):
         run.pass_time(3.0)
+
+
+def test_a_run_that_was_asked_to_stop_says_so(tmp_path: Path) -> None:
+    run = stopped_in_a_round(tmp_path)
+    run.runtime.finish_training()
+    run.complete()
+    assert run.driver.is_stopped
+    run.driver.close(None)
+    (finished,) = run.of(Finished)
+    assert (finished.reason, finished.error, finished.stopped) == ("interrupted by SIGTERM", None, True)
+    assert read_events(tmp_path / "events.jsonl")[-1]["stopped"] is True
+
+
+def test_a_run_that_is_ended_at_once_says_so_before_its_parts_end(tmp_path: Path) -> None:
+    run = stopped_in_a_round(tmp_path)
+    told: list[bool] = []
+    run.runtime.close = lambda at_once=False: told.append(at_once and bool(run.of(Finished)))  # type: ignore[method-assign]
+    run.driver.close(KeyboardInterrupt())
+    assert told == [True]
+    (finished,) = run.of(Finished)
+    assert (finished.reason, finished.error, finished.stopped) == ("stopped at once, as asked", None, True)
+
+
+def test_a_run_that_ends_by_itself_was_not_stopped(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path, checkpoint_at_end=True)
+    run.write_files()
+    run.start()
+    run.complete()
+    run.driver.close(None)
+    assert [event.stopped for event in run.of(Finished)] == [False]
+
+
+def test_a_run_that_could_save_nothing_ends_as_failed(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path, silent=["snapshot"], checkpoint_at_end=True)
+    run.write_files()
+    run.start()
+    run.step_until(lambda: run.driver.saving.is_pending)
+    run.runtime.events.append(SnapshotTaken({"bad": {1, 2}}, {}))
+    run.complete()
+    run.driver.close(None)
+    (failed,) = run.of(SaveFailed)
+    assert (failed.version, "learner['bad'] is a builtins.set" in failed.reason) == (3, True)
+    (finished,) = run.of(Finished)
+    assert isinstance(finished.error, CheckpointError)
+    assert finished.reason.startswith("all rounds trained, but nothing could be saved: learner['bad']")
+    kinds = [event["kind"] for event in read_events(tmp_path / "events.jsonl")]
+    assert "checkpoint_failed" in kinds
 
 
 def test_a_request_to_stop_without_a_limit_waits_as_long_as_the_round_takes(tmp_path: Path) -> None:

@@ -73,6 +73,12 @@ def shown(found: Status) -> str:
             "all rounds",
             True,
         ),
+        (
+            [(1.0, "finish", {"reason": "interrupted by SIGINT", "failed": False, "stopped": True})],
+            "stopped",
+            "interrupted by SIGINT",
+            True,
+        ),
         ([(1.0, "finish", {"reason": "NaN\nTraceback", "failed": True})], "failed", "NaN", False),
         (
             [(1.0, "restart", {"version": 5, "reason": "SIGKILL", "attempt": 1})],
@@ -96,6 +102,27 @@ def test_state_of_a_run_nobody_runs(
     assert (found.state, found.is_well, found.pid) == (state, is_well, None)
     assert reason in found.reason
     assert "Traceback" not in shown(found)
+
+
+def test_failed_checkpoints_and_evaluations_are_named(write: Write) -> None:
+    raised = "Traceback (most recent call last):\n  File x\nValueError: no board"
+    found = read_status(
+        write(
+            BEGUN,
+            (9.0, "checkpoint_failed", {"version": 2, "reason": "disk full"}),
+            (8.0, "eval_failed", {"version": 3, "reason": raised}),
+            (7.0, "checkpoint_failed", {"version": 4, "reason": "learner['x'] is a set\nmore"}),
+            trained(3.0, 7),
+            (1.0, "finish", {"reason": "done", "failed": False}),
+        ),
+        NOW_S,
+    )
+    text = shown(found)
+    assert "failed checkpoints 2, the last one of version 4: learner['x'] is a set\n" in text
+    assert "failed evaluations 1, the last one of version 3: ValueError: no board\n" in text
+    told = to_json(found)
+    assert told["failed_evaluations"]["count"] == 1  # type: ignore[index]
+    assert told["failed_checkpoints"]["newest"]["version"] == 4  # type: ignore[index]
 
 
 def test_run_that_holds_its_directory_and_starts_again_is_restarting(write: Write, held: None) -> None:
