@@ -20,7 +20,7 @@ from offbeat.observe.callbacks import Callback, RunControl, RunSummary
 from offbeat.pacing import Coordinator, PaceConfig
 from offbeat.pacing.events import DialTurned, GoalReached, Request, StopRequested
 from offbeat.roles import Learner, PerWorker
-from offbeat.run.adapters import as_collect, as_evaluate, as_learn, checked_learn
+from offbeat.run.adapters import as_collect, as_evaluate, as_learn, with_tried_state
 from offbeat.run.driver import Driver, StartPoint
 from offbeat.run.observers import attach
 from offbeat.run.replay import ReplayReport, Stage, replay
@@ -80,16 +80,17 @@ class Pipeline:
             with contextlib.suppress(Exception):  # then it is refused when the run starts or is replayed
                 self._initial_state = copy.deepcopy(self._learner.state_dict())
         self._run_dir = Path(run_dir) if run_dir is not None else None
-        saves = self._run_dir is not None and chosen.checkpoint.enabled
         self._spec = RunSpec(
             collect=as_collect(collect),
-            learn=checked_learn(as_learn(train, weights), saves),
+            learn=as_learn(train, weights),
             evaluate=as_evaluate(evaluate),
             settings=chosen,
             seed=seed,
             log_dir=self._run_dir / "logs" if self._run_dir is not None else None,
             mode=mode,
         )
+        if self._spec.saves:
+            self._spec = replace(self._spec, learn=with_tried_state(self._spec.learn))
         size = segments_per_round or chosen.runtime.num_workers
         self._pace = _pace_config(self._spec, size, replay_ratio, min_segments, warmup_s)
         self._callbacks = tuple(callbacks)
@@ -232,7 +233,7 @@ def _pace_config(
 ) -> PaceConfig:
     """Return the configuration of a coordinator; `Pipeline.open` gives it the number of rounds."""
     settings, dial = spec.settings, spec.settings.async_training
-    saves = spec.directory is not None and settings.checkpoint.enabled
+    saves = spec.saves
     judges = spec.evaluate is not None
     return PaceConfig(
         rounds=0,

@@ -211,15 +211,6 @@ def test_state_dict_that_raises_is_told_before_round_1(tmp_path: Path) -> None:
         pipeline(tmp_path / "run", offbeat.PerWorker(lambda context: Counter(lambda: 1 / 0))).run(3)
 
 
-def test_learner_without_train_is_refused_by_name(tmp_path: Path) -> None:
-    class Half:
-        def weights(self) -> int:
-            return 0
-
-    with pytest.raises(ConfigError, match=r"the learner .*Half has no train\(\): it needs train\(batch\)"):
-        pipeline(None, offbeat.PerWorker(lambda context: Half())).run(3)  # type: ignore[arg-type, return-value]
-
-
 def test_learner_without_a_state_is_told_once(tmp_path: Path) -> None:
     class Stateless:
         def train(self, batch: Any) -> dict[str, float]:

@@ -101,34 +101,22 @@ def _make_learner(
     return PlainLearner(train, weights)
 
 
-def checked_learn(learn: PerWorker[Learner], saves: bool) -> PerWorker[Learner]:
-    """Return a role that makes the same learner, or says what is wrong with it.
-
-    ``saves``: its state goes into checkpoints, so it is tried out.
-    """
-    return PerWorker(partial(_make_checked, learn, saves))
+def with_tried_state(learn: PerWorker[Learner]) -> PerWorker[Learner]:
+    """Return a role that makes the same learner and tries whether a checkpoint can hold its state."""
+    return PerWorker(partial(_make_tried, learn))
 
 
-def _make_checked(learn: PerWorker[Learner], saves: bool, context: WorkerContext) -> Learner:
+def _make_tried(learn: PerWorker[Learner], context: WorkerContext) -> Learner:
     learner = learn.make(context)
-    missing = [name for name in ("train", "weights") if not callable(getattr(learner, name, None))]
-    if missing:
-        raise ConfigError(
-            f"the learner {type(learner).__qualname__} has no {'() and no '.join(missing)}(): "
-            "it needs train(batch) and weights(), and to be saved state_dict() and load_state_dict(state)"
-        )
-    if saves and context.ranks.rank == 0:
-        _try_state(learner)
+    if context.ranks.rank == 0:
+        try:
+            state = state_of(learner)
+        except Exception as error:
+            raise TrainError(
+                f"learner.state_dict() raised before round 1:\n{traceback.format_exc()}"
+            ) from error
+        check_state(state, "learner.state_dict()")
     return learner
-
-
-def _try_state(learner: Learner) -> None:
-    try:
-        check_state(state_of(learner), "learner.state_dict()")
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise TrainError(f"learner.state_dict() raised before round 1:\n{traceback.format_exc()}") from error
 
 
 def as_evaluate(evaluate: Any) -> PerWorker[Evaluator] | None:
