@@ -12,6 +12,7 @@ from offbeat.errors import ConfigError, EnvError
 
 if TYPE_CHECKING:
     from offbeat.config.models import RunConfig
+    from offbeat.envs.judged import EnvLook
 
 
 def check(
@@ -27,29 +28,34 @@ def check(
 
         config = offbeat.load_config(source, overrides or [])
         check_sinks(config.observe)
-        step_bytes, facts = probe_step_bytes(config), probe_algorithm(config)
-        print(describe(config, step_bytes, facts))
+        seen, facts = probe_environment(config), probe_algorithm(config)
+        step_bytes, notes = seen.step_bytes, [*seen.notes, *remarks(config)]
+        print(describe(config, step_bytes, facts, notes))
         report.values.update(
             config=config.resolved().model_dump(),
             plan={**plan(config, step_bytes), **facts},
-            notes=remarks(config),
+            notes=notes,
         )
 
 
-def probe_step_bytes(config: RunConfig) -> int:
-    """Make one environment, and guess the size of one of its steps in a segment."""
+def probe_environment(config: RunConfig) -> EnvLook:
+    """Make one environment, look at it and take a step in it."""
     from offbeat import algorithms
-    from offbeat.envs.judged import check_eval_env
+    from offbeat.cli.doctor import random_play
+    from offbeat.envs.judged import EnvLook, check_eval_env
 
     look = algorithms.find(config.algorithm.name).look
     if look is None:
-        return 0
+        return EnvLook({}, 0)
     try:
         seen = look(config.env)
         check_eval_env(config, look)
+        take_step, close = random_play(config.env.model_copy(update={"num_envs": 1}))
+        take_step(0)
+        close()
     except EnvError as error:
         raise ConfigError(f"env.id = {config.env.id!r}: {error}") from error
-    return seen.step_bytes
+    return seen
 
 
 def probe_algorithm(config: RunConfig) -> dict[str, str]:

@@ -27,6 +27,7 @@ Play = tuple[Callable[[int], object], Callable[[], None]]
 _EXTRAS = {
     "box2d": "box2d",
     "minatar": "minatar",
+    "minigrid": "minigrid",
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     "ray": "ray",
@@ -58,7 +59,12 @@ class Finding:
 
 
 def doctor(
-    env: Annotated[str | None, typer.Option(metavar="ID", help="Measure a step of this environment.")] = None,
+    env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID|RECIPE|FILE", help="Measure a step of this environment, or of a recipe's or a file's."
+        ),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Check this machine and what is installed."""
@@ -66,7 +72,7 @@ def doctor(
         findings = list(examine())
         if env is not None:
             try:
-                findings += measure_env(env)
+                findings += measure_env(_env_config(env))
             except EnvError as error:
                 raise ConfigError(f"--env {env}: {error}") from error
         marks = {"ok": "", "missing": "", "warning": "WARNING: ", "failed": "FAILED: "}
@@ -162,24 +168,33 @@ def _open_files() -> Finding:
     return Finding("open files", "ok", f"at most {limit}")
 
 
-def measure_env(env_id: str) -> Iterator[Finding]:
+def _env_config(name: str) -> EnvConfig:
+    """Return the settings of an environment: those of a recipe or file, or of an id."""
+    import offbeat
+    from offbeat.config.models import EnvConfig
+    from offbeat.config.recipes import RecipeBook
+
+    if name.endswith((".yaml", ".yml")) or name in RecipeBook().names():
+        return offbeat.load_config(name).env
+    return EnvConfig(id=name)
+
+
+def measure_env(config: EnvConfig) -> Iterator[Finding]:
     """Time one environment and a batch of them, and advise on workers."""
     from offbeat.config.plan import usable_cores
 
-    alone_us = step_cost_us(env_id, 1)
-    wide_us = step_cost_us(env_id, _WIDE) / _WIDE
+    alone_us = step_cost_us(config, 1)
+    wide_us = step_cost_us(config, _WIDE) / _WIDE
     text = (
         f"{alone_us:.0f} us a step alone, {wide_us:.1f} us per environment when {_WIDE} are stepped together"
     )
-    yield Finding(env_id, "ok", text)
+    yield Finding(config.id, "ok", text)
     yield Finding("advice", "ok", advice(wide_us, usable_cores()))
 
 
-def step_cost_us(env_id: str, num_envs: int) -> float:
+def step_cost_us(config: EnvConfig, num_envs: int) -> float:
     """Microseconds of one step of ``num_envs`` environments together, by random actions."""
-    from offbeat.config.models import EnvConfig
-
-    take_step, close = _random_play(EnvConfig(id=env_id, num_envs=num_envs))
+    take_step, close = random_play(config.model_copy(update={"num_envs": num_envs}))
     steps, start = 0, time.perf_counter()
     while (spent := time.perf_counter() - start) < _MEASURE_S:
         take_step(steps)
@@ -188,8 +203,8 @@ def step_cost_us(env_id: str, num_envs: int) -> float:
     return spent / steps * 1e6
 
 
-def _random_play(config: EnvConfig) -> Play:
-    """Environments with one agent or with several, whichever they are."""
+def random_play(config: EnvConfig) -> Play:
+    """Reset environments with one agent or with several, whichever they are, to be played at random."""
     try:
         return _random_world(config)
     except EnvError:

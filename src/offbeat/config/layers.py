@@ -19,7 +19,7 @@ Path = tuple[str | int, ...]
 _TEXT_TAGS = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:str")
 _FRESH_START: Mapping[Path, tuple[Path, ...]] = {
     ("algorithm", "name"): (("algorithm",),),
-    ("env", "id"): (("env", "kwargs"), ("eval", "env_kwargs")),
+    ("env", "id"): (("env", "kwargs"), ("env", "wrappers"), ("eval", "env_kwargs")),
 }
 """Naming another algorithm or environment drops what was inherited for the old one."""
 

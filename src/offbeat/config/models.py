@@ -130,6 +130,30 @@ EnvKwargs = Annotated[dict[str, Any], BeforeValidator(_null_is_empty), AfterVali
 """Arguments of an environment's constructor."""
 
 
+class WrapperConfig(Section):
+    """A Gymnasium wrapper and its arguments; in a file its name alone will do."""
+
+    wrapper: str = Field(description="Class of the wrapper: `module:Class`, a gymnasium.Wrapper.")
+    kwargs: EnvKwargs = Field(default={}, description="Arguments of the wrapper, after the environment.")
+
+
+def _names_a_wrapper(item: object) -> bool:
+    name = item.get("wrapper") if isinstance(item, dict) else getattr(item, "wrapper", None)
+    return isinstance(name, str) and all(part.strip() for part in name.partition(":"))
+
+
+def _wrappers(value: object) -> object:
+    """Write wrappers that are given by name alone in full."""
+    items = () if value is None else value
+    listed = items if isinstance(items, list | tuple) else ("",)
+    full = [{"wrapper": item} if isinstance(item, str) else item for item in listed]
+    if not all(map(_names_a_wrapper, full)):
+        raise ValueError(
+            "must be a list of wrappers, each `module:Class` or {wrapper: module:Class, kwargs: {...}}"
+        )
+    return tuple(full)
+
+
 class EnvConfig(Section):
     """The environments and how many."""
 
@@ -141,6 +165,11 @@ class EnvConfig(Section):
     )
     kwargs: EnvKwargs = Field(
         default={}, description="Arguments for the environment's constructor; null drops the inherited ones."
+    )
+    wrappers: Annotated[tuple[WrapperConfig, ...], BeforeValidator(_wrappers)] = Field(
+        default=(),
+        description="Gymnasium wrappers around each environment, the first one innermost: `module:Class`, or"
+        " `{wrapper: module:Class, kwargs: {...}}`. With wrappers, environments are stepped one by one.",
     )
     vectorize: Literal["auto", "vector", "loop"] = Field(
         default="auto",

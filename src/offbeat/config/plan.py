@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from offbeat.config.errors import shown
 from offbeat.config.layers import Path, parse_yaml
@@ -13,17 +13,22 @@ from offbeat.config.models import AUTO, RunConfig, Section
 _MOST_WORKERS_PER_CORE = 2
 
 
-def describe(config: RunConfig, step_bytes: int | None = None, facts: Mapping[str, str] | None = None) -> str:
+def describe(
+    config: RunConfig,
+    step_bytes: int | None = None,
+    facts: Mapping[str, str] | None = None,
+    notes: Sequence[str] | None = None,
+) -> str:
     """The plan of the run, and below it the resolved configuration, in which changes are marked.
 
     ``step_bytes`` is the size of one environment step in a segment, for the memory guess; None: not known.
-    ``facts`` are what the algorithm adds to the plan.
+    ``facts`` are what the algorithm adds to the plan; ``notes`` come below it, by default `remarks`.
     """
     rows = plan(config, step_bytes) | dict(facts or {})
     width = max(map(len, rows))
     lines = [f"  {name:<{width}}  {text}" for name, text in rows.items()]
-    notes = [f"  note: {text}" for text in remarks(config)]
-    return "\n".join(["plan:", *lines, *notes, "", "configuration:", *_marked(config)])
+    below = [f"  note: {text}" for text in (remarks(config) if notes is None else notes)]
+    return "\n".join(["plan:", *lines, *below, "", "configuration:", *_marked(config)])
 
 
 def _marked(config: RunConfig) -> list[str]:

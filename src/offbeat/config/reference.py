@@ -35,7 +35,7 @@ run:
 - **Precedence**: defaults, then what the file extends, then the file, then `key=value` on the command line
   (`offbeat train my.yaml run.seed=3 env.num_envs=32`). Mappings merge key by key; all else is replaced.
 - **Another algorithm or environment**: a layer that changes `algorithm.name` starts that section afresh, one
-  that changes `env.id` drops the inherited `env.kwargs` and `eval.env_kwargs`.
+  that changes `env.id` drops the inherited `env.kwargs`, `env.wrappers` and `eval.env_kwargs`.
 - **Short names**: a setting that only one section has may be written without it, at the top level of a file
   or on the command line: `offbeat train cartpole-ppo num_workers=4 lr=1e-3`. The run's `config.yaml` has the
   full key. A name that several sections have, such as `num_envs`, needs its section, and so does everything

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -20,21 +22,88 @@ def box_of(name: str, space: gymnasium.Space[Any]) -> gymnasium.spaces.Box:
         return gymnasium.spaces.Box(0.0, 1.0, (int(space.n),), np.float32)
     if isinstance(space, gymnasium.spaces.Box):
         return space
-    if isinstance(space, gymnasium.spaces.Tuple):
-        fix = "if it has a part for each of several agents, set algorithm.name=mappo or hmasd"
-    else:
-        fix = "wrap the environment with gymnasium.wrappers.FlattenObservation"
-    raise EnvError(f"{name}: observations must be Box or Discrete, its observation_space is {space}; {fix}")
+    raise EnvError(
+        f"{name}: observations must be Box or Discrete where they come from a vector environment, its "
+        f"observation_space is {space}; set env.vectorize=loop, or wrap the environment"
+    )
 
 
 def check_action_space(name: str, space: gymnasium.Space[Any]) -> None:
     """Refuse action spaces that no world can take actions for."""
     allowed = (gymnasium.spaces.Discrete, gymnasium.spaces.MultiDiscrete, gymnasium.spaces.Box)
     if not isinstance(space, allowed):
+        is_team = isinstance(space, gymnasium.spaces.Tuple)
+        agents = "if it has a part for each of several agents, set algorithm.name=mappo or hmasd; else "
         raise EnvError(
             f"{name}: actions must be Discrete, MultiDiscrete or Box, its action_space is {space}; "
-            "wrap the environment so that it takes one of these"
+            f"{agents if is_team else ''}wrap the environment so that it takes one of these (env.wrappers)"
         )
+
+
+def check_spaces(name: str, env: gymnasium.Env[Any, Any]) -> None:
+    """Refuse an environment that does not say what it shows and takes."""
+    for kind in ("observation_space", "action_space"):
+        space = getattr(env, kind, None)
+        if not isinstance(space, gymnasium.Space):
+            found = "it has none" if space is None else f"it is {_describe(space)}"
+            raise EnvError(
+                f"{name}: {kind} must be a gymnasium.Space, {found}; set self.{kind} in the environment's "
+                "__init__, for instance to gymnasium.spaces.Box(...)"
+            )
+
+
+def check_reset(name: str, returned: object) -> tuple[Any, Any]:
+    """Return observation and info; refuse what ``reset`` returns under Gym's old interface."""
+    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):
+        raise EnvError(
+            f"{name}: reset() must return 2 values (observation, info), it returned {_values(returned)}; "
+            "return an empty dict as info where there is nothing to say"
+        )
+    return returned
+
+
+def check_step(name: str, returned: object) -> tuple[Any, Any, Any, Any, Any]:
+    """Return the parts of a step; refuse what ``step`` returns under Gym's old interface."""
+    if not (isinstance(returned, tuple) and len(returned) == 5):
+        raise EnvError(
+            f"{name}: step() must return 5 values (observation, reward, terminated, truncated, info), it "
+            f"returned {_values(returned)}; what Gym called done is terminated, or truncated where only the "
+            "time was over"
+        )
+    return returned
+
+
+def _values(returned: object) -> str:
+    return f"{len(returned)} values" if isinstance(returned, tuple) else _describe(returned)
+
+
+def explain(name: str, env: gymnasium.Env[Any, Any], action: object, error: Exception) -> None:
+    """Raise EnvError in place of ``error`` where the environment keeps to another interface.
+
+    ``error`` is that of its first reset (``action`` None) or step. Wrappers unpack what an environment
+    returns, so it is called here without them.
+    """
+    if not isinstance(error, TypeError | ValueError):
+        return
+    try:
+        _check_interface(name, env.unwrapped, action)
+    except EnvError as found:
+        raise found from error
+    except Exception:  # it fails by itself: the first error is the one to see
+        return
+
+
+def _check_interface(name: str, env: gymnasium.Env[Any, Any], action: object) -> None:
+    parameters = inspect.signature(env.reset).parameters
+    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    if not takes_all and not {"seed", "options"} <= parameters.keys():
+        raise EnvError(
+            f"{name}: reset() must take a seed and options; write def reset(self, *, seed=None, options=None)"
+            " and call super().reset(seed=seed) first"
+        )
+    check_reset(name, env.reset(seed=0))
+    if action is not None:
+        check_step(name, env.step(action))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,14 @@ _SCALARS_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class EnvLook:
-    """What is to be seen of an environment: by name, and about how many bytes a step takes in a segment."""
+    """What is to be seen of an environment: by name, and about how many bytes a step takes in a segment.
+
+    ``notes`` say what is changed about it before networks see it.
+    """
 
     features: Mapping[str, object]
     step_bytes: int
+    notes: tuple[str, ...] = ()
 
 
 def look_at_world(config: EnvConfig) -> EnvLook:
@@ -33,7 +37,7 @@ def look_at_world(config: EnvConfig) -> EnvLook:
     spaces = (world.single_observation_space, world.single_action_space)
     world.close()
     step_bytes = sum(np.asarray(space.sample()).nbytes for space in spaces) + _SCALARS_BYTES
-    return EnvLook({"observations": spaces[0], "actions": spaces[1]}, step_bytes)
+    return EnvLook({"observations": spaces[0], "actions": spaces[1]}, step_bytes, world.notes)
 
 
 def look_at_team(config: EnvConfig) -> EnvLook:

@@ -9,7 +9,14 @@ import gymnasium
 import numpy as np
 
 from offbeat.envs import snapshot
-from offbeat.envs.checks import Contract, GlobalRandomness, box_of, check_action_space
+from offbeat.envs.checks import (
+    Contract,
+    GlobalRandomness,
+    box_of,
+    check_action_space,
+    check_reset,
+    explain,
+)
 from offbeat.envs.world import StateTaker, Step, env_seed, pack_state, unpack_state
 from offbeat.types import Array, StateTree
 
@@ -17,9 +24,13 @@ AnyEnv = gymnasium.Env[Any, Any]
 
 
 class LoopWorld:
-    """Steps a list of Gymnasium environments with Box observations; ``name`` is for messages and checks."""
+    """Steps a list of Gymnasium environments with Box observations.
 
-    def __init__(self, name: str, envs: Sequence[AnyEnv]) -> None:
+    ``name`` is for messages and checks; ``notes`` say what was changed about the environment.
+    """
+
+    def __init__(self, name: str, envs: Sequence[AnyEnv], notes: Sequence[str] = ()) -> None:
+        self.notes = tuple(notes)
         self.num_envs = len(envs)
         self.single_observation_space = box_of(name, envs[0].observation_space)
         self.single_action_space = envs[0].action_space
@@ -41,7 +52,12 @@ class LoopWorld:
         obs = self._new_obs()
         self._global_randomness.begin()
         for index, env in enumerate(self._envs):
-            row, _ = env.reset(seed=env_seed(seed, index))
+            try:
+                returned: object = env.reset(seed=env_seed(seed, index))
+            except Exception as error:
+                explain(self._name, env, None, error)
+                raise
+            row, _ = check_reset(self._name, returned)
             self._put(obs, index, row, "reset()")
         self._global_randomness.end()
         self._contract.check_finite(obs, "reset()")
@@ -75,6 +91,8 @@ class LoopWorld:
                     truncated[index] = is_truncated
                     ended[index] = True
         except Exception as error:
+            if not self._is_checked:
+                explain(self._name, self._envs[index], rows[index], error)
             error.add_note(f"in environment {index} of {self.num_envs} of {self._name}")
             raise
         self._check(obs, rewards)

@@ -13,10 +13,12 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator, registry
 from gymnasium.vector import VectorEnv
 
+from offbeat.envs.checks import check_spaces
 from offbeat.envs.loop import LoopWorld
+from offbeat.envs.user_wrappers import wrapped
 from offbeat.envs.vector import VectorWorld, resets_at_next_step
 from offbeat.envs.world import World
-from offbeat.envs.wrappers import MinAtarImages, OneHot
+from offbeat.envs.wrappers import Flat, MinAtarImages, OneHot
 from offbeat.errors import EnvError
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ MIN_VECTOR_ENVS = 6
 as much as six steps of the plain one, however few environments it holds."""
 _INSTALL = {
     "MinAtar/": 'pip install "offbeat[minatar]"',
+    "MiniGrid-": 'pip install "offbeat[minigrid]", and write the id as minigrid:MiniGrid-...',
     "LunarLander": 'pip install "offbeat[box2d]"',
     "BipedalWalker": 'pip install "offbeat[box2d]"',
     "CarRacing": 'pip install "offbeat[box2d]"',
@@ -50,12 +53,17 @@ def make_world(config: EnvConfig, num_envs: int) -> World:
     spec = find_spec(config.id)
     if config.vectorize == "auto" and _prefers_vector(spec, config, num_envs):
         env = _make_vector(spec, config, num_envs)
-        if spec.entry_point is None or resets_at_next_step(env):
+        if spec.entry_point is None or (resets_at_next_step(env) and _is_plain(env.single_observation_space)):
             return VectorWorld(config.id, env)
         env.close()
     if config.vectorize == "vector":
         return VectorWorld(config.id, _make_vector(spec, config, num_envs))
     return _make_loop(spec, config, num_envs)
+
+
+def _is_plain(space: gymnasium.Space[Any]) -> bool:
+    """Whether a vector environment's observations can be shown as they are, or one-hot."""
+    return isinstance(space, gymnasium.spaces.Box | gymnasium.spaces.Discrete)
 
 
 def make_single(config: EnvConfig, render_mode: str | None = None) -> AnyEnv:
@@ -130,7 +138,7 @@ def _install_hint(env_id: str) -> str:
 
 
 def _prefers_vector(spec: EnvSpec, config: EnvConfig, num_envs: int) -> bool:
-    if spec.vector_entry_point is None or spec.entry_point is None:
+    if spec.vector_entry_point is None or spec.entry_point is None or config.wrappers:
         return spec.entry_point is None
     return num_envs >= MIN_VECTOR_ENVS and _takes(spec, _vector_kwargs(spec, config), config.id)
 
@@ -160,6 +168,11 @@ def _make_vector(spec: EnvSpec, config: EnvConfig, num_envs: int) -> AnyVectorEn
         spec = EnvSpec(id=spec.id, vector_entry_point=spec.entry_point)
     if spec.vector_entry_point is None:
         raise EnvError(f"{config.id} has no vector version; set env.vectorize=loop (or auto)")
+    if config.wrappers:
+        raise EnvError(
+            f"env.wrappers are for single environments, not for the vector version of {config.id}; "
+            "set env.vectorize=loop, or drop env.wrappers"
+        )
     kwargs = _vector_kwargs(spec, config)
     if not _takes(spec, kwargs, config.id):
         raise EnvError(
@@ -181,7 +194,8 @@ def _make_loop(spec: EnvSpec, config: EnvConfig, num_envs: int) -> LoopWorld:
     # A world always resets before it steps, so that order needs no guard at every step.
     spec = replace(spec, order_enforce=False)
     envs = [_make_single(spec, config) for _ in range(num_envs)]
-    return LoopWorld(config.id, envs)
+    outermost = envs[0]
+    return LoopWorld(config.id, envs, [outermost.note] if isinstance(outermost, Flat) else [])
 
 
 def _make_single(spec: EnvSpec, config: EnvConfig) -> AnyEnv:
@@ -191,9 +205,15 @@ def _make_single(spec: EnvSpec, config: EnvConfig) -> AnyEnv:
             spec, max_episode_steps=config.max_episode_steps, disable_env_checker=True, **config.kwargs
         ),
     )
+    check_spaces(config.id, env)
     if spec.id.startswith("MinAtar/"):
-        return MinAtarImages(env)
-    return OneHot(env) if isinstance(env.observation_space, gymnasium.spaces.Discrete) else env
+        env = MinAtarImages(env)
+    env = wrapped(env, config.id, config.wrappers)
+    if isinstance(env.observation_space, gymnasium.spaces.Box):
+        return env
+    return (
+        OneHot(env) if isinstance(env.observation_space, gymnasium.spaces.Discrete) else Flat(env, config.id)
+    )
 
 
 def _guarded(env_id: str, make: Callable[[], Any]) -> Any:
@@ -203,8 +223,9 @@ def _guarded(env_id: str, make: Callable[[], Any]) -> Any:
         raise
     except Exception as error:
         hint = _install_hint(env_id) if isinstance(error, (ImportError, gymnasium.error.Error)) else ""
+        reason = f"{type(error).__name__}: {str(error).rstrip('.')}"
         raise EnvError(
-            f"{env_id} could not be made: {type(error).__name__}: {error}. {hint}Check env.id and env.kwargs"
+            f"{env_id} could not be made: {reason}. {hint}Check env.id and env.kwargs"
             f"{_arguments(env_id) if isinstance(error, TypeError) else ''}"
         ) from error
 

@@ -10,7 +10,14 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
 from offbeat.envs import snapshot
-from offbeat.envs.checks import Contract, GlobalRandomness, box_of, check_action_space
+from offbeat.envs.checks import (
+    Contract,
+    GlobalRandomness,
+    box_of,
+    check_action_space,
+    check_reset,
+    check_step,
+)
 from offbeat.envs.world import StateTaker, Step, env_seed, pack_state, unpack_state
 from offbeat.errors import EnvError
 from offbeat.types import Array, StateTree
@@ -35,6 +42,7 @@ class VectorWorld:
                 "vector environment start a new episode at the step after an end and say so with "
                 "metadata['autoreset_mode'] = AutoresetMode.NEXT_STEP"
             )
+        self.notes: tuple[str, ...] = ()
         self.num_envs = env.num_envs
         self.single_observation_space = box_of(name, env.single_observation_space)
         self.single_action_space = env.single_action_space
@@ -53,11 +61,11 @@ class VectorWorld:
     def reset(self, seed: int) -> Array:
         """Start a new episode everywhere; the environment spreads the seed over its lanes itself."""
         self._global_randomness.begin()
-        obs, _ = self._env.reset(seed=env_seed(seed, 0))
+        returned: object = self._env.reset(seed=env_seed(seed, 0))
         self._global_randomness.end()
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._is_reset = True
-        return self._take(obs, "reset()")
+        return self._take(check_reset(self._name, returned)[0], "reset()")
 
     def step(self, actions: Array) -> Step:
         """Take one action ``[N, ...]`` in each environment; those that ended start again instead."""
@@ -65,7 +73,8 @@ class VectorWorld:
         if is_first:
             self._global_randomness.begin()
         # The environment may keep its last actions, and the caller may reuse the array.
-        raw_obs, raw_rewards, raw_terminated, raw_truncated, _ = self._env.step(actions.copy())
+        returned: object = self._env.step(actions.copy())
+        raw_obs, raw_rewards, raw_terminated, raw_truncated, _ = check_step(self._name, returned)
         if is_first:
             self._global_randomness.end()
             self._contract.check_vectors(self.num_envs, raw_rewards, raw_terminated, raw_truncated)

@@ -45,6 +45,8 @@ class World(Protocol):
     num_envs: int
     single_observation_space: gymnasium.spaces.Box
     single_action_space: gymnasium.Space[Any]
+    notes: tuple[str, ...]
+    """What was changed about the environment, for its user to know."""
 
     def reset(self, seed: int) -> Array:
         """Start a new episode everywhere and return the first observations ``[N, ...]``."""

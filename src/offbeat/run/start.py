@@ -108,11 +108,11 @@ def prepare_run(
     recipe: str | Path | RunConfig, overrides: Overrides, config: RunConfig, clock: Clock
 ) -> PreparedRun:
     """Run the checks that need the environment, and make the run's directory from the loaded ``config``."""
-    _try_out(config)
+    changes = _try_out(config)
     is_named = isinstance(recipe, str | Path)
     name = config.run.name or (Path(recipe).stem if is_named else config.algorithm.name)  # type: ignore[arg-type]
     is_new = config.run.dir is None or not Path(config.run.dir).exists()
-    notes = (*size_remarks(config), *other_files(config.run.dir))
+    notes = (*changes, *size_remarks(config), *other_files(config.run.dir))
     run_dir = make_run_dir(config, name, clock)
     source = str(recipe) if is_named else "a RunConfig"
     write_description(run_dir, config, name, source, overrides, clock)
@@ -158,18 +158,20 @@ def _check_resumable(overrides: Overrides, config: RunConfig) -> None:
 # ---------------------------------------------------------------- checks
 
 
-def _try_out(config: RunConfig) -> None:
-    """Run the checks that need the environment, before the run leaves any trace."""
+def _try_out(config: RunConfig) -> tuple[str, ...]:
+    """Run the checks that need the environment, before the run leaves any trace; return what is changed."""
     _check_devices(config)
     _check_ranks(config)
     check_sinks(config.observe)
-    check = algorithms.find(config.algorithm.name).check
+    algorithm = algorithms.find(config.algorithm.name)
     try:
-        if check is not None:
-            check(config)
+        if algorithm.check is not None:
+            algorithm.check(config)
+        notes = () if algorithm.look is None else algorithm.look(config.env).notes
     except EnvError as error:
         raise ConfigError(str(error)) from error
     _check_eval_env(config)
+    return notes
 
 
 def _check_devices(config: RunConfig) -> None:

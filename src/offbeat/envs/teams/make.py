@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
+from offbeat.envs.checks import check_spaces, explain
 from offbeat.envs.make import find_spec
 from offbeat.envs.teams.adapters import ParallelSingle, Single, TupleSingle, is_parallel, is_turn_based
 from offbeat.envs.teams.alice_and_bob import ENV_ID, AliceAndBobTeam
 from offbeat.envs.teams.loop import LoopTeam
 from offbeat.envs.teams.shown import ShownTeam
+from offbeat.envs.user_wrappers import wrapped
 from offbeat.errors import EnvError
 
 if TYPE_CHECKING:
@@ -44,8 +46,13 @@ def make_team(config: EnvConfig, num_envs: int) -> Team:
         raise EnvError(f"a team needs at least one environment, not {num_envs}; raise env.num_envs")
     spec = _find(config.id)
     vector = _vector_creator(spec)
-    if vector is not None and config.vectorize != "loop":
+    if vector is not None and config.vectorize != "loop" and not config.wrappers:
         return _make_vector(vector, config, num_envs)
+    if config.vectorize == "vector" and config.wrappers:
+        raise EnvError(
+            f"env.wrappers are for single environments, not for the vector version of {config.id}; "
+            "set env.vectorize=loop, or drop env.wrappers"
+        )
     if config.vectorize == "vector":
         raise EnvError(
             f"{config.id} has no vector version with several agents; set env.vectorize=loop (or auto)"
@@ -114,9 +121,16 @@ def _make_single(spec: EnvSpec, config: EnvConfig) -> Single:
         )
     adapter: Callable[[Any], Single]
     if is_parallel(env):
+        if config.wrappers:
+            raise EnvError(
+                f"env.wrappers are for Gymnasium environments, and {config.id} is one of PettingZoo; "
+                "name a function that makes and wraps it as env.id (module:function)"
+            )
         _check_limit(env, config)
         adapter = ParallelSingle
     elif isinstance(env, gymnasium.Env):
+        check_spaces(config.id, env)
+        env = wrapped(env, config.id, config.wrappers)
         _check_agents(env, config.id)
         adapter = TupleSingle
     else:
@@ -128,6 +142,10 @@ def _make_single(spec: EnvSpec, config: EnvConfig) -> Single:
         return adapter(env)
     except EnvError as error:
         raise EnvError(f"{config.id}: {error}") from error
+    except (TypeError, ValueError) as error:
+        if isinstance(env, gymnasium.Env):
+            explain(config.id, env, None, error)
+        raise
 
 
 def _make_env(spec: EnvSpec, config: EnvConfig) -> Any:
