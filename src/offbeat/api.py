@@ -11,9 +11,11 @@ from offbeat import algorithms
 from offbeat.algorithms.judging import MAX_EPISODE_STEPS
 from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
 from offbeat.config.models import RunConfig, RuntimeKind
+from offbeat.errors import ConfigError
 from offbeat.observe.callbacks import Callback
 from offbeat.pipeline import ReplayReport
 from offbeat.roles import WorkerContext
+from offbeat.run.adapters import as_evaluator
 from offbeat.run.directory import (
     UNTIL,
     Overrides,
@@ -105,7 +107,13 @@ def evaluate(
     saved = _load(manager, manager.best() if best else None)
     seed = derive_seed(config.run.seed, "evaluate", saved.version) if seed is None else seed
     context = WorkerContext(collector=0, num_collectors=1, seed=seed)
-    evaluator = make_roles(config).evaluate.make(context)
+    evaluate = make_roles(config).evaluate
+    if evaluate is None:
+        raise ConfigError(
+            f"the algorithm {config.algorithm.name!r} has no evaluator, so that its runs cannot be evaluated:"
+            " give Roles(evaluate=PerWorker(...)) in its build"
+        )
+    evaluator = as_evaluator(evaluate.make(context))
     return {"eval/version": float(saved.version), **evaluator.evaluate(saved.weights, seed)}
 
 

@@ -16,7 +16,7 @@ from offbeat.checkpoint import CheckpointManager
 from offbeat.config.models import AsyncTrainingConfig, RuntimeConfig, RuntimeKind
 from offbeat.config.settings import Settings
 from offbeat.errors import ConfigError, ReplayError
-from offbeat.observe.callbacks import Callback, RunControl, RunSummary
+from offbeat.observe.callbacks import Callback, RunControl, RunSummary, check_hooks
 from offbeat.pacing import Coordinator, PaceConfig
 from offbeat.pacing.events import DialTurned, GoalReached, Request, StopRequested
 from offbeat.roles import Learner, PerWorker
@@ -68,6 +68,7 @@ class Pipeline:
         notices: Sequence[str] = (),
         summary: RunSummary | None = None,
     ) -> None:
+        check_hooks(callbacks)
         chosen = _with_overrides(settings or Settings(), off_policy_degree, runtime, num_workers)
         if chosen.learner.num_ranks > 1 and not isinstance(train, PerWorker):
             raise ConfigError(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
+from offbeat.errors import ConfigError
 from offbeat.progress import progress_to as progress_to
 from offbeat.progress import report_progress as report_progress
 from offbeat.types import Array, ArraySpec, Batch, Metrics, Progress, Segment, StateTree, Ticket
@@ -202,3 +203,27 @@ class PerWorker(Generic[RoleT]):
     """
 
     make: Callable[[WorkerContext], RoleT]
+
+
+def check_methods(made: object, wanted: Sequence[str], role: str) -> None:
+    """Raise ConfigError that names the methods (or attributes) of a role which ``made`` lacks."""
+    if missing := [name for name in wanted if not hasattr(made, name)]:
+        raise ConfigError(f"{role} {type(made).__qualname__} has no {' and no '.join(missing)}: {_SEE[role]}")
+
+
+def has_state(made: object, role: str) -> bool:
+    """Return True if ``made`` gives and takes its state; one without the other is refused."""
+    methods = ("state_dict", "load_state_dict")
+    if any(hasattr(made, name) for name in methods):
+        check_methods(made, methods, role)
+        return True
+    return False
+
+
+_SEE = {
+    "the collector": "it needs collect(ticket, weights), and state_dict and load_state_dict or neither",
+    "the collector with advance": "it needs capacity, accept, load, advance, state_dict and load_state_dict",
+    "the learner": "it needs train and weights, and state_dict and load_state_dict or neither",
+    "the algorithm's learner": "it needs train, weights, state_dict and load_state_dict",
+    "the evaluator": "it needs evaluate(weights, seed)",
+}

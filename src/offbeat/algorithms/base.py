@@ -33,19 +33,19 @@ class Roles:
     """The roles of one run.
 
     ``learner`` is called in the learner's process, in each of them if it has several ranks, and may import
-    torch; ``collect`` and ``evaluate`` are made in workers. A ``stream`` trains each segment once; a learner
-    with a ``replay`` keeps what it gets and samples: at most ``replay_ratio`` rounds per segment (None: as
-    fast as it can), the first once ``min_segments`` came and ``warmup_s`` seconds went by.
-    ``data_parallel`` says that the learner shares its work with other ranks: without it,
-    ``learner.num_ranks`` has to be 1.
+    torch; ``collect`` and ``evaluate`` are made in workers; without ``evaluate`` nothing is evaluated. A
+    ``stream`` trains each segment once; a learner with a ``replay`` keeps what it gets and samples: at most
+    ``replay_ratio`` rounds per segment (None: as fast as it can), the first once ``min_segments`` came and
+    ``warmup_s`` seconds went by. ``data_parallel`` says that the learner shares its work with other ranks:
+    without it, ``learner.num_ranks`` has to be 1.
     """
 
     collect: PerWorker[SerialCollector]
     learner: Callable[[Ranks], Learner]
-    evaluate: PerWorker[Evaluator]
     policy: Callable[[Weights], Policy]
     mode: Literal["stream", "replay"]
     segments_per_round: int
+    evaluate: PerWorker[Evaluator] | None = None
     replay_ratio: float | None = None
     min_segments: int = 0
     warmup_s: float = 0.0

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offbeat.errors import OffbeatError
+from offbeat.config.errors import nearest
+from offbeat.errors import ConfigError, OffbeatError
 from offbeat.pacing.events import (
     CollectorDown,
     EvalDone,
@@ -166,6 +167,22 @@ class Callback:
 
     def on_finish(self, info: FinishInfo) -> None:
         """Called once at the end, whatever the end is."""
+
+
+_HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+
+
+def check_hooks(callbacks: Sequence[Callback]) -> None:
+    """Raise ConfigError for a method that looks like a hook and that no run calls."""
+    for callback in callbacks:
+        kind = type(callback)
+        for name in dir(kind):
+            if name.startswith("on_") and name not in _HOOKS and callable(getattr(kind, name)):
+                meant = f"did you mean {near}? " if (near := nearest(name, _HOOKS)) else ""
+                raise ConfigError(
+                    f"{kind.__qualname__}.{name} is never called; {meant}"
+                    f"Hooks are {', '.join(_HOOKS)}; a method of your own needs a name without on_ in front"
+                )
 
 
 def call_all(callbacks: Sequence[Callback], hook: str, info: object) -> None:

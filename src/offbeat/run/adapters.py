@@ -5,13 +5,22 @@ from __future__ import annotations
 import copy
 import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 from offbeat.checkpoint import check_state
 from offbeat.errors import ConfigError, TrainError
-from offbeat.roles import Collector, Evaluator, Learner, PerWorker, WorkerContext, state_of
+from offbeat.roles import (
+    Evaluator,
+    Learner,
+    PerWorker,
+    WorkerContext,
+    check_methods,
+    has_state,
+    state_of,
+)
+from offbeat.runtime.serve import check_collector
 from offbeat.types import Batch, Metrics, StateTree
 
 
@@ -43,17 +52,21 @@ class PlainEvaluator:
 
     def __init__(self, evaluate: Callable[..., Any]) -> None:
         self._evaluate = evaluate
-        self._takes_seed = _num_parameters(evaluate) >= 2
+        parameters = inspect.signature(evaluate).parameters
+        self._names_seed = "seed" in parameters
+        self._takes_seed = _num_needed(parameters.values()) >= 2
 
     def evaluate(self, weights: Any, seed: int) -> Metrics:
         """Call the function."""
-        result = self._evaluate(weights, seed) if self._takes_seed else self._evaluate(weights)
+        if self._names_seed:
+            result = self._evaluate(weights, seed=seed)
+        else:
+            result = self._evaluate(weights, seed) if self._takes_seed else self._evaluate(weights)
         return named_metrics(result, "eval", "return_mean")
 
 
-def _num_parameters(function: Callable[..., Any]) -> int:
+def _num_needed(parameters: Iterable[inspect.Parameter]) -> int:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(function).parameters.values()
     return sum(1 for p in parameters if p.kind in kinds and p.default is p.empty)
 
 
@@ -66,38 +79,47 @@ def named_metrics(result: Any, family: str, default: str) -> Metrics:
     return {name if "/" in name else f"{family}/{name}": float(value) for name, value in result.items()}
 
 
-def _adapt(adapter: Callable[[Any], Any], target: Any, context: WorkerContext) -> Any:
-    """Make an adapter in the worker, around a function or object that travels there."""
-    return adapter(target)
+def _given(adapt: Callable[[Any], Any], target: Any, context: WorkerContext) -> Any:
+    """Adapt a function or object in the worker that it travelled to."""
+    return adapt(target)
+
+
+def _made(adapt: Callable[[Any], Any], make: Callable[[WorkerContext], Any], context: WorkerContext) -> Any:
+    """Adapt what a `PerWorker` makes, by the same rule."""
+    return adapt(make(context))
 
 
 def as_collect(collect: Any) -> PerWorker[Any]:
-    """Accept a function, an object with ``collect``, a `Collector`, or a `PerWorker` of any of them."""
+    """Accept a function, an object with ``collect``, a `Collector`, or a `PerWorker` of any of them.
+
+    What a `PerWorker` makes is checked and adapted by `offbeat.runtime.serve.as_collector`.
+    """
     if isinstance(collect, PerWorker):
         return collect
-    if not isinstance(collect, Collector) and not callable(getattr(collect, "collect", collect)):
-        raise ConfigError(
-            f"collect must be a function (ticket, weights), a role or PerWorker, not {collect!r}"
-        )
-    return PerWorker(partial(_adapt, _own_copy, collect))
+    check_collector(collect)
+    return PerWorker(partial(_given, _own_copy, collect))
 
 
 def as_learn(train: Any, weights: Callable[[], Any] | None) -> PerWorker[Learner]:
-    """Accept functions ``train`` and ``weights``, an object with both, or a `PerWorker`."""
+    """Accept functions ``train`` and ``weights``, an object with both, or a `PerWorker` of such an object."""
     if isinstance(train, PerWorker):
-        return train
-    if isinstance(train, Learner):
-        return PerWorker(partial(_adapt, _itself, train))
-    weights = weights or getattr(train, "weights", None)
-    train = getattr(train, "train", train)
-    if weights is None or not callable(train):
+        return PerWorker(partial(_made, as_learner, train.make))
+    function = getattr(train, "train", train)
+    if weights is not None and callable(function) and not isinstance(train, Learner):
+        return PerWorker(partial(_given, partial(_plain_learner, weights), function))
+    if weights is None and function is train and callable(train):
         raise ConfigError("Pipeline needs weights=: a function that returns what collectors act with")
-    return PerWorker(partial(_make_learner, train, weights))
+    as_learner(train)  # refused here rather than where it is made
+    return PerWorker(partial(_given, as_learner, train))
 
 
-def _make_learner(
-    train: Callable[[list[Any]], Any], weights: Callable[[], Any], context: WorkerContext
-) -> Learner:
+def as_learner(made: Any) -> Learner:
+    """Return a learner: one already, or an object without state whose ``train`` gets what was collected."""
+    check_methods(made, ("train", "weights"), "the learner")
+    return made if has_state(made, "the learner") else PlainLearner(made.train, made.weights)
+
+
+def _plain_learner(weights: Callable[[], Any], train: Callable[[list[Any]], Any]) -> Learner:
     return PlainLearner(train, weights)
 
 
@@ -120,14 +142,20 @@ def _make_tried(learn: PerWorker[Learner], context: WorkerContext) -> Learner:
 
 
 def as_evaluate(evaluate: Any) -> PerWorker[Evaluator] | None:
-    """Accept None, a function, an object with ``evaluate``, or a `PerWorker`."""
-    if evaluate is None or isinstance(evaluate, PerWorker):
-        return evaluate
-    return PerWorker(partial(_adapt, PlainEvaluator, getattr(evaluate, "evaluate", evaluate)))
+    """Accept None, a function, an object with ``evaluate``, or a `PerWorker` of either."""
+    if evaluate is None:
+        return None
+    if isinstance(evaluate, PerWorker):
+        return PerWorker(partial(_made, as_evaluator, evaluate.make))
+    as_evaluator(evaluate)  # refused here rather than where it is made
+    return PerWorker(partial(_given, as_evaluator, evaluate))
 
 
-def _itself(target: Any) -> Any:
-    return target
+def as_evaluator(made: Any) -> Evaluator:
+    """Return an evaluator around a function or an object with ``evaluate``."""
+    if not callable(made):
+        check_methods(made, ("evaluate",), "the evaluator")
+    return PlainEvaluator(getattr(made, "evaluate", made))
 
 
 def _own_copy(target: Any) -> Any:

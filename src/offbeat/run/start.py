@@ -20,7 +20,7 @@ from offbeat.errors import ConfigError, EnvError
 from offbeat.observe.callbacks import Callback, RoundInfo, RunControl, RunInfo, RunSummary
 from offbeat.observe.sinks import check_sinks
 from offbeat.pipeline import Pipeline, Report, Settings
-from offbeat.roles import Learner, PerWorker, WorkerContext
+from offbeat.roles import Learner, PerWorker, WorkerContext, check_methods
 from offbeat.run.collectors import Loss
 from offbeat.run.directory import (
     EarlierSettings,
@@ -314,6 +314,8 @@ def make_roles(config: RunConfig) -> Roles:
 def _make_learner(algorithm: Algorithm, config: RunConfig, context: WorkerContext) -> Learner:
     """Make the learner where it is to live, with the threads it is to have."""
     learner = algorithm.build(config).learner(context.ranks)
+    wanted = ("train", "weights", "state_dict", "load_state_dict")
+    check_methods(learner, wanted, "the algorithm's learner")
     torch: Any = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(config.runtime.torch_threads)

@@ -76,7 +76,7 @@ class LearnerExecutor:
         except Exception:
             self._post(Broken(TrainError(f"the learner raised in round {batch.version}:\n{_trace()}")))
         else:
-            self._post(RoundTrained(batch.version + 1, batch, dict(metrics), started_s, perf_counter()))
+            self._post(RoundTrained(batch.version + 1, batch, dict(metrics or {}), started_s, perf_counter()))
 
     def publish(self, version: int) -> None:
         """Hand the weights to the collectors."""

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from offbeat.errors import CollectError, OffbeatError
+from offbeat.errors import CollectError, ConfigError, OffbeatError
 from offbeat.pacing.events import CollectorDown, CollectorUp, SegmentArrived
-from offbeat.roles import Collector, InPlaceCollector, SerialCollector
+from offbeat.roles import Collector, InPlaceCollector, check_methods, has_state
 from offbeat.runtime.spec import Assignment
 from offbeat.types import Array, ArraySpec, Progress, Segment, StateTree, Ticket
 
@@ -157,39 +157,19 @@ def describe(error: Exception) -> str:
 # ---------------------------------------------------------------- collectors out of what users give
 
 
-class PlainCollector:
-    """A function ``collect(ticket, weights) -> anything``, or an object that has such a method."""
-
-    def __init__(self, target: Any) -> None:
-        self._target = target
-        self._collect: Callable[[Ticket, Any], Any] = getattr(target, "collect", target)
-
-    def collect(self, ticket: Ticket, weights: Any) -> Segment:
-        """Call the function and wrap what it returns."""
-        result = self._collect(ticket, weights)
-        if isinstance(result, Segment):
-            return result
-        return Segment(ticket, result, np.array([ticket.version], np.int64), {"segments": 1})
-
-    def state_dict(self) -> StateTree | None:
-        """Return the object's own state, where it can give one."""
-        return self._target.state_dict() if hasattr(self._target, "state_dict") else None
-
-    def load_state_dict(self, state: StateTree) -> None:
-        """Hand the state back to the object."""
-        self._target.load_state_dict(state)
-
-
 class OneByOne:
-    """A `SerialCollector` as a `Collector`: works on its tickets in order, one segment per advance.
+    """A function ``collect(ticket, weights)``, or an object that has such a method, as a `Collector`.
 
+    Works on its tickets in order, one segment per advance; what is returned and is no Segment becomes one.
     ``specs`` are the arrays of a segment when it writes in place, else None; ``allocate`` then makes them.
     """
 
     capacity = 1
 
-    def __init__(self, target: SerialCollector) -> None:
+    def __init__(self, target: Any) -> None:
         self._target = target
+        self._collect: Callable[[Ticket, Any], Any] = getattr(target, "collect", target)
+        self._has_state = has_state(target, "the collector")
         self._in_place = target if isinstance(target, InPlaceCollector) else None
         self.specs: dict[str, ArraySpec] | None = self._in_place.segment_spec() if self._in_place else None
         self.allocate: Callable[[], dict[str, Array]] = self._new_arrays
@@ -221,24 +201,41 @@ class OneByOne:
         if self._in_place is not None:
             segment = self._in_place.collect_into(ticket, self._weights, self.allocate())
         else:
-            segment = self._target.collect(ticket, self._weights)
+            segment = _as_segment(ticket, self._collect(ticket, self._weights))
         busy_s = perf_counter() - started_s
         return Progress((segment.timed(busy_s),), busy_s, segment.units, idle=not self._tickets)
 
     def state_dict(self) -> StateTree | None:
-        """Return the state after the last segment."""
-        return self._target.state_dict()
+        """Return the state after the last segment; None when the target cannot give one."""
+        return self._target.state_dict() if self._has_state else None
 
     def load_state_dict(self, state: StateTree) -> None:
         """Continue from a state taken after some segment."""
         self._target.load_state_dict(state)
 
 
+def _as_segment(ticket: Ticket, result: Any) -> Segment:
+    if isinstance(result, Segment):
+        return result
+    return Segment(ticket, result, np.array([ticket.version], np.int64), {"segments": 1})
+
+
+def check_collector(made: Any) -> None:
+    """Raise ConfigError that says what ``made`` lacks to collect."""
+    if hasattr(made, "advance") or hasattr(made, "accept"):
+        wanted = ("capacity", "accept", "load", "advance", "state_dict", "load_state_dict")
+        check_methods(made, wanted, "the collector with advance")
+    elif not callable(getattr(made, "collect", made)):
+        check_methods(made, ("collect",), "the collector")
+        raise ConfigError(f"collect of {type(made).__qualname__} is {made.collect!r}, which cannot be called")
+    else:
+        has_state(made, "the collector")
+
+
 def as_collector(made: Any) -> Collector:
     """Return ``made`` as a `Collector`: one already, or an object or a function that collects."""
-    if isinstance(made, Collector):
-        return made
-    return OneByOne(made if isinstance(made, SerialCollector) else PlainCollector(made))
+    check_collector(made)
+    return made if isinstance(made, Collector) else OneByOne(made)
 
 
 def make_collector(assignment: Assignment[Any], allocate_for: AllocateFor | None = None) -> Collector:
