@@ -91,13 +91,21 @@ def _read(
 ) -> tuple[str | None, list[Layer], list[Problem]]:
     """Name of the run, its layers from bottom to top (none when one cannot be read), and problems."""
     if isinstance(source, RunConfig):
-        return None, [Layer(source.model_dump(), {(): layers.Place("RunConfig")})], []
+        return None, [Layer(_written(source), {(): layers.Place("RunConfig")})], []
     try:
         path, called = _locate(source, recipes, Path())
     except ConfigError as error:
         return None, [], [Problem(str(source), "", None, str(error))]
     found, problems = _read_chain(path, called, recipes, ())
     return path.stem, found, problems
+
+
+def _written(config: RunConfig) -> dict[str, Any]:
+    """Return the values of a config made in Python, without a number of rounds that nobody chose."""
+    values = config.model_dump()
+    if config.run.total_timesteps is not None and "rounds" not in config.run.model_fields_set:
+        del values["run"]["rounds"]
+    return values
 
 
 def _locate(source: str | Path, recipes: RecipeBook, relative_to: Path) -> tuple[Path, str]:
@@ -214,11 +222,25 @@ class _Validation:
             if not broken.intersection(key.split(".")[0] for key in conflict.keys):
                 self._conflict(conflict, config)
         if not broken:
-            config = RunConfig(**sections)
+            config = self._with_rounds(RunConfig(**sections))
             for conflict in algorithm_conflicts(config.resolved()):
                 self._conflict(conflict, config)
         self._problems.sort(key=lambda found: (found[0].rank, found[0].line or 0))
         return config, [problem for _, problem in self._problems]
+
+    def _with_rounds(self, config: RunConfig) -> RunConfig:
+        """Return the config with the rounds that ``run.total_timesteps`` comes to."""
+        steps, path = config.run.total_timesteps, ("run", "total_timesteps")
+        if steps is None:
+            return config
+        rounds = config.resolved().rounds_of(steps)
+        if rounds is None:
+            name = config.algorithm.name
+            self._add(path, f"the steps of a round of {name} are not known before: set run.rounds instead")
+            return config
+        if "rounds" in self._layer.values.get("run", {}):
+            rounds = min(rounds, config.run.rounds)
+        return config.model_copy(update={"run": config.run.model_copy(update={"rounds": rounds})})
 
     def _check_algorithm(self, algorithm_model: AlgorithmModel) -> None:
         name, section = _algorithm_name(self._layer), self._layer.values.get("algorithm", {})

@@ -429,7 +429,17 @@ class RunSection(Section):
         default=None, min_length=1, description="Directory of the run; null: `runs/<name>-<date>-<time>`."
     )
     rounds: int = Field(
-        default=100, ge=1, description="Training rounds; each makes one new version of the weights."
+        default=100,
+        ge=1,
+        description="Training rounds; each makes one new version of the weights. With total_timesteps and"
+        " without this, as many as those steps take.",
+    )
+    total_timesteps: int | None = Field(
+        default=None,
+        ge=1,
+        description="Environment steps of the whole run, counted as `offbeat check` counts them and rounded"
+        " up to whole rounds; of this and rounds, in the same file or on the same command line, the one that"
+        " ends first holds. Null: as many as rounds take.",
     )
     seed: int = Field(default=0, ge=0, description="Seed that every random choice of the run derives from.")
     name: str | None = Field(
@@ -594,6 +604,19 @@ class RunConfig(Section):
         needed = self.algorithm.needed_segments(self)
         new = self.algorithm.new_segments(self)
         return max(needed, new, self.async_training.min_batch_count or 0)
+
+    def steps_of(self, rounds: int) -> int | None:
+        """Environment steps that so many rounds take, with those before the first one; None if unknown."""
+        per_round = self.algorithm.samples_per_round(self)
+        if not per_round:
+            return None
+        new = self.algorithm.new_segments(self)
+        return per_round * (self.first_segments + (rounds - 1) * new) // self.segments_per_round
+
+    def rounds_of(self, steps: int) -> int | None:
+        """The rounds that it takes to collect so many environment steps, at least 1; None if unknown."""
+        first, two = self.steps_of(1), self.steps_of(2)
+        return None if first is None or two is None else 1 + max(0, -(-(steps - first) // (two - first)))
 
     @property
     def max_outstanding_segments(self) -> int:

@@ -204,8 +204,9 @@ def _round(config: RunConfig) -> str:
 
 def _run(config: RunConfig) -> str:
     rounds = _count(config.run.rounds, "round")
-    samples = config.algorithm.samples_per_round(config)
-    total = "" if samples is None else f" = {config.run.rounds * samples:,} samples"
+    samples, asked = config.steps_of(config.run.rounds), config.run.total_timesteps
+    total = "" if samples is None else f" = {samples:,} samples"
+    total += "" if asked is None else f" (total_timesteps {asked:,})"
     stop = config.run.stop_return
     early = "" if stop is None else f", ending early at a mean return of {stop:g}"
     return f"{rounds}{total}{early}, seed {config.run.seed}, in {config.run.dir or _default_dir(config)}"

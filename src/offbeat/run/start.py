@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _RESUMABLE = (
     "run.rounds",
+    "run.total_timesteps",
     "run.stop_return",
     "run.stop_timeout_s",
     "run.max_restarts",
