@@ -424,6 +424,19 @@ def test_check_refuses_an_environment_that_is_not_there(capfd: pytest.CaptureFix
     assert "env.id = 'CartPool-v1'" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("recipe", ["alice-bob-mappo", "alice-bob-hmasd"])
+def test_check_refuses_ranks_that_train_would_refuse(recipe: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("check", recipe, "learner.num_ranks=2") == 2
+    said = capfd.readouterr().err
+    assert "does not train in several processes" in said
+    assert "set learner.num_ranks to 1" in said
+
+
+def test_check_plans_ranks_where_there_can_be_some(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("check", "cartpole-ppo", "learner.num_ranks=2") == 0
+    assert "2 ranks in this process and others" in capfd.readouterr().out
+
+
 # ---------------------------------------------------------------- doctor
 
 

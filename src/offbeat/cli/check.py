@@ -25,8 +25,10 @@ def check(
         import offbeat
         from offbeat.config.plan import describe, plan, remarks
         from offbeat.observe import check_sinks
+        from offbeat.run.start import check_ranks
 
         config = offbeat.load_config(source, overrides or [])
+        check_ranks(config)
         check_sinks(config.observe)
         seen, facts = probe_environment(config), probe_algorithm(config)
         step_bytes, notes = seen.step_bytes, [*seen.notes, *remarks(config)]

@@ -37,8 +37,8 @@ run:
 - **Another algorithm or environment**: a layer that changes `algorithm.name` starts that section afresh, one
   that changes `env.id` drops the inherited `env.kwargs`, `env.wrappers` and `eval.env_kwargs`.
 - **Length**: a layer that writes one of `run.rounds` and `run.total_timesteps` drops the other one where it
-  inherits it, so `offbeat train cartpole-ppo total_timesteps=200000` takes these steps, and `offbeat resume RUN`
-  may be given more of them. Where both are written in one place, the one that ends first holds.
+  inherits it: `offbeat train cartpole-ppo total_timesteps=200000` takes these steps, and a resume may be
+  given more of them. Where both are written in one place, the one that ends first holds.
 - **Short names**: a setting that only one section has may be written without it, at the top level of a file
   or on the command line: `offbeat train cartpole-ppo num_workers=4 lr=1e-3`. The run's `config.yaml` has the
   full key. A name that several sections have, such as `num_envs`, needs its section, and so does everything

@@ -124,7 +124,7 @@ def prepare_resume(run_dir: str | Path, overrides: Overrides, config: RunConfig)
     """Check a run that is to continue; ``config`` are its settings with the overrides, which stay with it."""
     directory = existing(run_dir)
     _check_devices(config)
-    _check_ranks(config)
+    check_ranks(config)
     check_sinks(config.observe)
     if overrides:
         _check_eval_env(config)
@@ -162,7 +162,7 @@ def _check_resumable(overrides: Overrides, config: RunConfig) -> None:
 def _try_out(config: RunConfig) -> tuple[str, ...]:
     """Run the checks that need the environment, before the run leaves any trace; return what is changed."""
     _check_devices(config)
-    _check_ranks(config)
+    check_ranks(config)
     check_sinks(config.observe)
     algorithm = algorithms.find(config.algorithm.name)
     try:
@@ -196,7 +196,8 @@ def _check_eval_env(config: RunConfig) -> None:
         raise ConfigError(str(error)) from error
 
 
-def _check_ranks(config: RunConfig) -> None:
+def check_ranks(config: RunConfig) -> None:
+    """Refuse several ranks where the algorithm cannot share its work among them."""
     if config.learner.num_ranks > 1 and not make_roles(config).data_parallel:
         raise ConfigError(
             f"learner.num_ranks is {config.learner.num_ranks}, but the algorithm {config.algorithm.name!r} "
