@@ -18,6 +18,9 @@ StateTree = Any
 """Nested dicts, lists and tuples of numbers, strings, None and numpy arrays: what a checkpoint can hold."""
 
 
+_UNITS = ("env_steps", "tokens", "agent_steps")
+
+
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """Permission to collect one segment with a named published version.
@@ -71,7 +74,8 @@ class Segment:
 
     ``data`` is a mapping of arrays for offbeat's own algorithms and any object for a user's function.
     ``versions`` holds the version behind each step or token (one entry when all are the same);
-    staleness counts from the oldest. ``units`` counts what is in it, by named unit.
+    staleness counts from the oldest. ``units`` counts what is in it, by named unit; ``steps_by_env`` the
+    steps of each environment of its collector, where it says so.
     Arrays in ``data`` may be views of shared memory that is reused once the segment was trained:
     copy what must live longer.
 
@@ -85,15 +89,24 @@ class Segment:
     episodes: Episodes = Episodes()
     collect_s: float = 0.0
     partial: bool = False
+    steps_by_env: tuple[int, ...] = ()
 
     def __reduce__(self) -> tuple[type[Segment], tuple[Any, ...]]:
         parts = (self.ticket, self.data, self.versions, self.units, self.episodes)
-        return Segment, (*parts, self.collect_s, self.partial)
+        return Segment, (*parts, self.collect_s, self.partial, self.steps_by_env)
 
     def timed(self, collect_s: float) -> Segment:
         """Return this segment with the seconds that it took."""
         parts = (self.ticket, self.data, self.versions, self.units, self.episodes)
-        return Segment(*parts, collect_s, self.partial)
+        return Segment(*parts, collect_s, self.partial, self.steps_by_env)
+
+    @property
+    def num_steps(self) -> int:
+        """Samples in it: its ``env_steps``, else its ``tokens`` or ``agent_steps``; 1 where it names none."""
+        for unit in _UNITS:
+            if unit in self.units:
+                return self.units[unit]
+        return 1
 
     @property
     def oldest_version(self) -> int:

@@ -159,7 +159,7 @@ def test_targets_are_searched_anew_with_newer_weights(tmp_path: Path) -> None:
     assert (refreshed >= versions).all() and (refreshed > versions).any()
     assert int(state["num_refreshed"]) >= 8 * 16
     last = read_rounds(result.run_dir / "events.jsonl")[-1]["metrics"]
-    assert last["learn/target_age_mean"] < last["pace/avg_sample_age"]
+    assert last["learn/target_age_mean"] < last["pace/avg_replayed_age"]
 
 
 def test_a_game_for_two_is_trained_and_judged_against_somebody(tmp_path: Path) -> None:

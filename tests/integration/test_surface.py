@@ -23,7 +23,6 @@ ROUND_METRICS = [
     "pace/dropped_samples",
     "pace/collect_idle_ratio",
     "pace/train_idle_ratio",
-    "pace/bottleneck",
     "pace/overlap_efficiency",
     "rollout/return_mean",
     "rollout/return_mean_100",
@@ -64,6 +63,8 @@ ROUND_METRICS = [
     "system/workers_alive",
     "system/worker_restarts",
 ]
+
+ROUND_FIELDS = ["kind", "time", "version", "metrics", "counts", "bottleneck", "samples_by_env"]
 
 PPO_METRICS = [
     "learn/loss",
@@ -116,6 +117,7 @@ DIAL = [
 def test_metrics_of_a_run(small_run: Callable[..., Any]) -> None:
     result = small_run({"runtime.kind": "inline"}, rounds=2)
     record = read_rounds(result.run_dir / "events.jsonl")[-1]
+    assert sorted(record) == sorted(ROUND_FIELDS)
     assert sorted(record["metrics"]) == sorted(ROUND_METRICS + PPO_METRICS)
     (event,) = [e for e in read_events(result.run_dir / "events.jsonl") if e["kind"] == "eval"]
     assert sorted(event["metrics"]) == sorted(EVAL_METRICS)

@@ -694,14 +694,14 @@ def test_with_replay_the_dial_bounds_the_distance_and_not_the_age(
     dial = f"async_training.off_policy_degree={degree}"
     shown = staleness_bound(files.recipe(REPLAYER, dial))
     assert shown == (
-        f"{words}; what is drawn from the replay may be of any age: pace/max_sample_age reports it,"
+        f"{words}; what is drawn from the replay may be of any age: pace/max_replayed_age reports it,"
         " algorithm.max_age bounds it"
     )
     bounded = staleness_bound(files.recipe(REPLAYER, dial, "algorithm.max_age=3"))
     assert bounded == f"{words}; what is drawn from the replay is at most 3 versions old (algorithm.max_age)"
     plain = staleness_bound(files.recipe("algorithm.name=hoarder", dial))
     assert (
-        plain == f"{words}; what is drawn from the replay may be of any age: pace/max_sample_age reports it"
+        plain == f"{words}; what is drawn from the replay may be of any age: pace/max_replayed_age reports it"
     )
 
 

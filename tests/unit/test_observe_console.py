@@ -34,7 +34,6 @@ METRICS = {
     "pace/max_sample_age": 1,
     "pace/collect_idle_ratio": 0.04,
     "pace/train_idle_ratio": 0.31,
-    "pace/bottleneck": "collect",
     "time/eta_s": 46.0,
     "system/workers_alive": 3,
     "system/worker_restarts": 2,
@@ -57,14 +56,30 @@ def tell_a_run(console: Callback, clock: Clock, rounds: int = 3) -> None:
     console.on_start(RunInfo(SUMMARY, RunControl(print, print, print), resumed_from=7))
     for version in range(8, 8 + rounds):
         clock.now_s += 1.0
-        console.on_round(RoundInfo(version, METRICS))
+        console.on_round(RoundInfo(version, METRICS, "collect"))
     console.on_eval(EvalInfo(8, {"eval/return_mean": 500.0}))
     console.on_checkpoint(CheckpointInfo(9, Path("x"), 0.25))
     console.on_worker_lost(WorkerLostInfo(1, "killed [by hand]", 2))
     console.on_notice("mind the [gap]")
     clock.now_s += 1.0
-    console.on_round(RoundInfo(8 + rounds, METRICS))
+    console.on_round(RoundInfo(8 + rounds, METRICS, "collect"))
     console.on_finish(FinishInfo(8 + rounds, "all rounds trained", 61.0, METRICS))
+
+
+def test_ages_of_replayed_samples_are_shown_beside_those_of_new_ones() -> None:
+    replayed = {"learn/replay_size": 9.0, "pace/avg_replayed_age": 7.25, "pace/max_replayed_age": 31.0}
+    for kind, words in (
+        ("plain", "age 0.9/1 (k 1) replayed 7.2/31  "),
+        ("rich", "replayed 7.2 mean · 31 max"),
+    ):
+        stream = Terminal() if kind == "rich" else io.StringIO()
+        console = make_console(kind, SUMMARY, 0.0, stream, Clock())  # type: ignore[arg-type]
+        console.on_start(RunInfo(SUMMARY, RunControl(print, print, print)))
+        console.on_round(RoundInfo(1, METRICS))
+        assert "replayed" not in stream.getvalue()
+        console.on_round(RoundInfo(2, {**METRICS, **replayed}))
+        console.on_finish(FinishInfo(2, "done", 1.0, {**METRICS, **replayed}))
+        assert words in stream.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +172,7 @@ def test_the_live_display_is_drawn_at_most_four_times_a_second(monkeypatch: pyte
     drawn = []
     for version in range(1, 41):
         before = len(stream.getvalue())
-        console.on_round(RoundInfo(version, METRICS))
+        console.on_round(RoundInfo(version, METRICS, "collect"))
         drawn.append(len(stream.getvalue()) > before)
         clock.now_s += 0.0625
     console.on_finish(FinishInfo(40, "done", 1.0))
@@ -214,13 +229,13 @@ def test_a_phase_that_stays_is_drawn_each_second_and_rounds_are_drawn_beside_it(
         console.refresh(lambda: "saving")
         clock.now_s += 0.03125
         before = stream.getvalue()
-        console.on_round(RoundInfo(version, METRICS))
+        console.on_round(RoundInfo(version, METRICS, "collect"))
         num_drawn += len(stream.getvalue()) > len(before)
     assert num_drawn >= 7, "the first may come just after the phase was drawn"
     for version in range(9, 17):  # a phase that is new each time: all rounds come into the curve
         clock.now_s += 0.25
         console.refresh(lambda version=version: f"training round {version}")  # type: ignore[misc]
-        console.on_round(RoundInfo(version, METRICS))
+        console.on_round(RoundInfo(version, METRICS, "collect"))
     console.on_finish(FinishInfo(16, "done", 1.0))
     assert len(console._frame.curve) == num_drawn + 8
     assert console._frame.phase == "", "a run that is over is in no phase"
@@ -379,7 +394,7 @@ def test_the_preview_is_a_picture(tmp_path: Path) -> None:
         (sparkline([0.0, 1.0, 0.5, math.nan], 8), "▁█▅"),
         (sparkline([2.0, 2.0], 8), "▁▁"),
         (sparkline([float(i) for i in range(100)], 8), "▁▂▃▄▅▆▇█"),
-        (fill("{a:1} {b} {c:%} {d} {d:k}", {"a": 1, "b": "word", "c": 0.5}), "1.0 word 50% – –"),
+        (fill("{a:1} {c:%} {d:1} {d:k}", {"a": 1, "c": 0.5}), "1.0 50% – –"),
     ],
 )
 def test_numbers_as_people_read_them(shown: str, expected: str) -> None:

@@ -94,9 +94,8 @@ def test_statistics_name_every_component(tmp_path: Path, run_log: logging.Logger
         "rollout/steps_per_s": 48_200.0,
         "queue/bytes": 2.5e6,
         "weights/sync_failures": 0,
-        "pace/bottleneck": "train",
     }
-    block = component_statistics(metrics)
+    block = component_statistics(metrics, "train")
     heads = [line.split()[0] for line in block.splitlines()]
     assert heads == ["Component", "learner", "collectors", "queue", "weights", "pace"]
     for text in ("12.0k steps", "train 0.042 s", "48.2k/s", "2 MB", "bottleneck train", "published –"):
@@ -105,7 +104,7 @@ def test_statistics_name_every_component(tmp_path: Path, run_log: logging.Logger
 
 def test_statistics_are_written_when_due(tmp_path: Path, run_log: logging.Logger) -> None:
     stats = StatsLog(run_log, interval_s=30.0)
-    due = [stats.write_if_due({}, now_s) for now_s in (5.0, 20.0, 34.9, 35.0, 60.0, 65.0)]
+    due = [stats.write_if_due({}, "balanced", now_s) for now_s in (5.0, 20.0, 34.9, 35.0, 60.0, 65.0)]
     assert due == [True, False, False, True, False, True]
     assert text_of(tmp_path, "run").count("Component Statistics") == 3
 

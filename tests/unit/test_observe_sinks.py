@@ -13,7 +13,6 @@ from offbeat.observe.wandb import WandbSink
 
 ROUND = {
     "pace/off_policy_degree": 0,
-    "pace/bottleneck": "train",
     "rollout/return_mean": math.nan,
     "learn/loss": 0.5,
     "weights/current_param_version": 3,
@@ -48,7 +47,6 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     found = read_scalars(tmp_path / "tensorboard")
     assert found["learn/loss"] == [(3, 0.5), (4, 0.25)]
     assert found["eval/return_mean"] == [(2, 9.0)]
-    assert "pace/bottleneck" not in found
     assert "rollout/return_mean" not in found
     assert {tag: found[tag][0] for tag in found if tag.startswith("Sync/")} == {
         "Sync/PolicyVersion": (3, 3.0),
@@ -151,13 +149,13 @@ def fake_wandb(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     return module
 
 
-def test_wandb_gets_finite_numbers_and_words_keyed_by_version(tmp_path: Path, fake_wandb: Any) -> None:
+def test_wandb_gets_finite_numbers_keyed_by_version(tmp_path: Path, fake_wandb: Any) -> None:
     sink = WandbSink(tmp_path / "run", "project", config={"seed": 1})
-    sink.write(3, {"learn/loss": 0.5, "rollout/return_mean": math.nan, "pace/bottleneck": "train"})
+    sink.write(3, {"learn/loss": 0.5, "rollout/return_mean": math.nan})
     sink.close()
     sink.close()
     (run,) = fake_wandb.runs
-    assert run.logged == [{"learn/loss": 0.5, "pace/bottleneck": "train", "version": 3}]
+    assert run.logged == [{"learn/loss": 0.5, "version": 3}]
     assert run.defined == [("*", "version")]
     assert run.finished == 1
     assert (run.settings["name"], run.settings["project"]) == ("run", "project")

@@ -31,7 +31,7 @@ METRICS = {
     "learn/explained_variance", "learn/first_ratio_max_dev", "learn/num_epochs", "learn/gradient_steps",
     "learn/per_beta", "learn/per_weight_min", "learn/replay_size", "learn/replay_ess", "learn/replay_kl",
     "learn/expired_on_arrival",
-    "pace/avg_sample_age", "pace/max_sample_age", "pace/p95_sample_age", "pace/stale_samples_ratio",
+    "pace/avg_replayed_age", "pace/max_replayed_age", "pace/p95_replayed_age", "pace/stale_replayed_ratio",
 }  # fmt: skip
 
 
@@ -337,7 +337,7 @@ def test_nothing_older_than_max_age_is_trained(share):
         late = collector.collect(ticket(2 * version + 1, max(0, version - 4)), learner.weights())
         metrics = learner.train(Batch(version, (*segments, late), 0))
         assert (version - watched.draws[-1].versions).max() <= 2
-        assert metrics["pace/max_sample_age"] <= 2
+        assert metrics["pace/max_replayed_age"] <= 2
         late_ones.append(metrics["learn/expired_on_arrival"])
     ages = {int(age) for version, draw in enumerate(watched.draws) for age in version - draw.versions}
     assert ages == {0, 1, 2}
@@ -361,10 +361,10 @@ def test_ages_are_told():
     for version in range(5):
         metrics = learner.train(collect_batch(collector, learner, version, version))
     ages = np.sort(4 - watched.draws[-1].versions)
-    assert metrics["pace/avg_sample_age"] == pytest.approx(ages.mean())
-    assert metrics["pace/max_sample_age"] == ages[-1] > 1
-    assert metrics["pace/p95_sample_age"] == ages[5]
-    assert metrics["pace/stale_samples_ratio"] == pytest.approx(np.mean(ages > 1))
+    assert metrics["pace/avg_replayed_age"] == pytest.approx(ages.mean())
+    assert metrics["pace/max_replayed_age"] == ages[-1] > 1
+    assert metrics["pace/p95_replayed_age"] == ages[5]
+    assert metrics["pace/stale_replayed_ratio"] == pytest.approx(np.mean(ages > 1))
 
 
 def test_old_samples_cost_effective_size():
@@ -446,7 +446,7 @@ def test_a_round_without_new_segments_trains_on_the_replay():
     (draw,) = watched.draws
     assert len(draw.chosen) == 0 and draw.data.valid.shape == (8, 6)
     assert (draw.versions < 2).all()
-    assert metrics["pace/avg_sample_age"] >= 1
+    assert metrics["pace/avg_replayed_age"] >= 1
     assert not np.array_equal(flat(learner), before)
     np.testing.assert_array_equal(learner.weights()["normalizer.mean"], seen)
 

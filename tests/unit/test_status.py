@@ -148,6 +148,8 @@ def test_running_run_tells_pid_speed_and_what_is_left(write: Write, held: None) 
     assert found.history.rounds_per_s == pytest.approx(0.5)
     assert found.eta_s == pytest.approx(200.0)
     assert found.history.worst_staleness == 2
+    replayed = trained(1, 11, age=1, **{"pace/max_replayed_age": 40.0})
+    assert read_status(write(BEGUN, replayed), NOW_S).history.worst_staleness == 40
     text = shown(found)
     assert f"pole: running (pid {os.getpid()})" in text
     assert "10 of 110" in text

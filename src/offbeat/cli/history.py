@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ Record = Mapping[str, Any]
 
 _KEPT = 20
 _ROUND = re.compile(rb'\{"kind":"round","time":([\d.]+),"version":(\d+),.*\}\n', re.DOTALL)
-_AGE = re.compile(rb'"pace/max_sample_age":([\d.]+)')
+_AGE = re.compile(rb'"pace/max_(?:sample|replayed)_age":([\d.]+)')
 
 REPLAY_METRIC = "learn/replay_size"
 """As in ``observe.text``, whose imports would take longer than all of a command."""
@@ -142,7 +142,7 @@ class _Reader:
         """Take one line. Rounds, by far the most, are not parsed but for three numbers."""
         if match := _ROUND.fullmatch(line):
             self._round = line
-            self._trained(float(match[1]), int(match[2]), _AGE.search(line))
+            self._trained(float(match[1]), int(match[2]), _AGE.findall(line))
             return
         try:
             event = json.loads(line)
@@ -180,12 +180,12 @@ class _Reader:
             self._history.last_round = json.loads(self._round)
         return self._history
 
-    def _trained(self, time_s: float, version: int, age: re.Match[bytes] | None) -> None:
+    def _trained(self, time_s: float, version: int, ages: Sequence[bytes]) -> None:
         history = self._history
         history.last_s, history.last_kind, history.version = time_s, "round", version
         history.round_times.append((time_s, version))
-        if age is not None:
-            history.worst_staleness = max(history.worst_staleness or 0.0, float(age[1]))
+        if ages:
+            history.worst_staleness = max(history.worst_staleness or 0.0, *map(float, ages))
 
     def _began(self, event: Record) -> None:
         history = self._history

@@ -106,7 +106,7 @@ def _ages(config: RunConfig) -> str:
     if oldest is not None:
         return f"what is drawn from the replay is at most {_count(oldest, 'version')} old (algorithm.max_age)"
     bound = ", algorithm.max_age bounds it" if hasattr(config.algorithm, "max_age") else ""
-    return f"what is drawn from the replay may be of any age: pace/max_sample_age reports it{bound}"
+    return f"what is drawn from the replay may be of any age: pace/max_replayed_age reports it{bound}"
 
 
 def remarks(config: RunConfig) -> list[str]:

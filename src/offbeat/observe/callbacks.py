@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from offbeat.config.errors import nearest
 from offbeat.errors import ConfigError, OffbeatError
@@ -25,8 +25,8 @@ from offbeat.pacing.events import (
 if TYPE_CHECKING:
     from offbeat.observe.meter import Meter
 
-MetricValue = float | str
-"""Numbers, but for a few words such as ``pace/bottleneck``."""
+Bottleneck = Literal["collect", "train", "balanced"]
+"""The side that holds the other up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +86,14 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class RoundInfo:
-    """A round was trained; ``version`` is the version it made, ``metrics`` what it measured."""
+    """A round was trained; ``version`` is the version it made, ``metrics`` what it measured.
+
+    ``bottleneck`` is the side that held the other up.
+    """
 
     version: int
-    metrics: Mapping[str, MetricValue]
+    metrics: Mapping[str, float]
+    bottleneck: Bottleneck = "balanced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,7 @@ class FinishInfo:
     version: int
     reason: str
     seconds: float
-    metrics: Mapping[str, MetricValue] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     error: BaseException | None = None
     restart: str | None = None
     stopped: bool = False
@@ -261,7 +265,8 @@ class CallbackObserver:
 
     def _round_trained(self, event: RoundTrained, now_s: float) -> None:
         self._version, metrics = event.version, self._meter.metrics
-        metrics.update(added_metrics(self._callbacks, RoundInfo(event.version, metrics)))
+        info = RoundInfo(event.version, metrics, self._meter.bottleneck)
+        metrics.update(added_metrics(self._callbacks, info))
 
     def _evaluated(self, event: EvalDone, now_s: float) -> None:
         if event.metrics is not None:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO
 
 from offbeat.observe.callbacks import (
+    Bottleneck,
     Callback,
     CheckpointInfo,
     EvalInfo,
     FinishInfo,
-    MetricValue,
     RoundInfo,
     RunInfo,
     RunSummary,
@@ -114,9 +114,13 @@ def _is_terminal(stream: TextIO) -> bool:
 _PLAIN_LINE = (
     "return {rollout/return_mean:1} (last 100: {rollout/return_mean_100:1})  "
     "{learn/samples_per_s:k} steps/s  "
-    "age {pace/avg_sample_age:1}/{pace/max_sample_age:0} (k {pace/off_policy_degree:0})  "
+    "age {pace/avg_sample_age:1}/{pace/max_sample_age:0} (k {pace/off_policy_degree:0}){replayed}  "
     "idle collect {pace/collect_idle_ratio:%} train {pace/train_idle_ratio:%}  left "
 )
+
+
+_REPLAYED_AGE = "pace/avg_replayed_age"
+_REPLAYED = " replayed {pace/avg_replayed_age:1}/{pace/max_replayed_age:0}"
 
 
 class PlainConsole(Display):
@@ -203,9 +207,9 @@ class PlainConsole(Display):
             self._say(self._progress(info.version, info.metrics))
         self._say(_ending(info))
 
-    def _progress(self, version: int, metrics: Mapping[str, MetricValue]) -> str:
+    def _progress(self, version: int, metrics: Mapping[str, float]) -> str:
         rounds = str(self._summary.rounds)
-        line = _PLAIN_LINE.replace("age ", "age of replayed ") if REPLAY_METRIC in metrics else _PLAIN_LINE
+        line = _PLAIN_LINE.replace("{replayed}", _REPLAYED if _REPLAYED_AGE in metrics else "")
         progress = f"[{version:>{len(rounds)}}/{rounds}]  {fill(line, metrics)}"
         return progress + _time_left(self._summary, metrics)
 
@@ -221,7 +225,7 @@ def _title(summary: RunSummary) -> str:
     return " · ".join([*dict.fromkeys(what), where, f"k = {dial}"])
 
 
-def _time_left(summary: RunSummary, metrics: Mapping[str, MetricValue]) -> str:
+def _time_left(summary: RunSummary, metrics: Mapping[str, float]) -> str:
     """``0:46``; an upper bound for a run that ends when it is good enough."""
     eta_s = number(metrics, "time/eta_s")
     may_end_early = summary.stop_return is not None and eta_s > 0
@@ -248,7 +252,8 @@ class _Frame:
     version: int = 0
     phase: str = ""
     phase_s: float = 0.0
-    metrics: dict[str, MetricValue] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    bottleneck: Bottleneck | None = None
     eval_version: int | None = None
     eval_return: float = math.nan
     eval_count: float = math.nan
@@ -305,7 +310,7 @@ class RichConsole(Display):
 
     def on_round(self, info: RoundInfo) -> None:
         """Take the round's numbers and draw them, when the last drawing is long enough ago."""
-        self._frame.version = info.version
+        self._frame.version, self._frame.bottleneck = info.version, info.bottleneck
         self._frame.metrics.update(info.metrics)
         self._has_new_round = True
         if self._clock() >= self._next_s:
@@ -411,7 +416,8 @@ def _progress_line(frame: _Frame) -> Text:
     )
 
 
-_VERDICTS = {
+_VERDICTS: dict[Bottleneck | None, str] = {
+    None: "",
     "collect": "[yellow]collecting holds training up[/]",
     "train": "[yellow]training holds collecting up[/]",
     "balanced": "[green]balanced[/]",
@@ -431,19 +437,19 @@ def _rows(frame: _Frame) -> list[tuple[str, str]]:
     metrics = frame.metrics
     round_s = number(metrics, "time/round_s")
     rounds_per_s = plain(1 / round_s if round_s > 0 else math.nan)
-    verdict = _VERDICTS.get(str(metrics.get("pace/bottleneck")), "")
+    verdict = _VERDICTS[frame.bottleneck]
     learning = {label: _known(metrics, names) for label, names in _LEARNING.items()}
     saved = "" if frame.checkpoint is None else f" · saved at {frame.checkpoint}"
     restarts = "yellow" if number(metrics, "system/worker_restarts") > 0 else "default"
-    is_replay = REPLAY_METRIC in metrics
-    bound = "at most k = {} rounds ahead" if is_replay else "bound k = {}"
+    replayed = " · replayed {pace/avg_replayed_age:1} mean · {pace/max_replayed_age:0} max"
+    bound = "at most k = {} rounds ahead" if REPLAY_METRIC in metrics else "bound k = {}"
     lines = {
         "return": "[bold green]{rollout/return_mean_100:1}[/] last 100 · {rollout/return_mean:1} this round",
         "speed": f"[bold]{{learn/samples_per_s:k}}[/] steps/s · {rounds_per_s} rounds/s"
         " · {rollout/total_generated_samples:k} steps so far",
         **{label: line for label, line in learning.items() if line},
         "staleness": "[bold]{pace/avg_sample_age:1}[/] mean · {pace/max_sample_age:0} max"
-        f" · {'replayed, collection ' if is_replay else ''}{bound.format('{pace/off_policy_degree:0}')}",
+        f" · {bound.format('{pace/off_policy_degree:0}')}{replayed if _REPLAYED_AGE in metrics else ''}",
         "idle": f"collect {{pace/collect_idle_ratio:%}} · train {{pace/train_idle_ratio:%}}  {verdict}",
         "time": "round {time/round_s:3} s · collect {time/collect_s:3} · save environments {time/state_s:3}"
         " · train {time/train_s:3}",
@@ -461,7 +467,7 @@ def _rows(frame: _Frame) -> list[tuple[str, str]]:
     return list(filled.items())
 
 
-def _known(metrics: Mapping[str, MetricValue], names: Mapping[str, str]) -> str:
+def _known(metrics: Mapping[str, float], names: Mapping[str, str]) -> str:
     """Those of the learner's metrics that it reports, by label."""
     values = ((label, number(metrics, f"learn/{name}")) for label, name in names.items())
     return " · ".join(f"{label} {value:.3g}" for label, value in values if math.isfinite(value))
@@ -474,7 +480,7 @@ def _evaluation(frame: _Frame) -> str:
 
 
 def _preview_frame() -> _Frame:
-    metrics: dict[str, MetricValue] = {
+    metrics: dict[str, float] = {
         "rollout/return_mean": 231.4,
         "rollout/return_mean_100": 228.9,
         "learn/samples_per_s": 48_200.0,
@@ -484,7 +490,6 @@ def _preview_frame() -> _Frame:
         "pace/max_sample_age": 1,
         "pace/collect_idle_ratio": 0.04,
         "pace/train_idle_ratio": 0.31,
-        "pace/bottleneck": "collect",
         "system/workers_alive": 4,
         "system/worker_restarts": 0,
         "system/rss_bytes": 6.4e8,
@@ -501,4 +506,5 @@ def _preview_frame() -> _Frame:
     }
     curve = [20 + 209 / (1 + math.exp(-(i - 11) / 3)) for i in range(_CURVE_WIDTH)]
     summary = RunSummary("cartpole", "ppo", "CartPole-v1", "processes", 4, 1000, 1, Path("runs/cartpole"))
-    return _Frame(summary, 412, "training round 412", 0.0, metrics, 400, 487.5, 10, 31.2, 400, curve)
+    phase = "training round 412"
+    return _Frame(summary, 412, phase, 0.0, metrics, "collect", 400, 487.5, 10, 31.2, 400, curve)

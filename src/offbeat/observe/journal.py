@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 from offbeat.config.settings import Settings
-from offbeat.observe.callbacks import MetricValue
 from offbeat.observe.events import EventLog
 from offbeat.observe.logs import close_log, debug_ticket, open_log
 from offbeat.observe.meter import Meter
@@ -54,13 +53,13 @@ collect {time/collect_s:3} s, idle {pace/collect_idle_ratio:%}, {system/workers_
 (lag {weights/publish_lag:0}), {weights/param_sync_count:0} of {weights/param_sync_requests:0} syncs worked, \
 last took {weights/sync_time_s:3} s
   pace        k {pace/off_policy_degree:0}, age {pace/avg_sample_age:2} mean {pace/max_sample_age:0} max, \
-lag {pace/lag:2} rounds, bottleneck {pace/bottleneck}, overlap {pace/overlap_efficiency:2}, \
+lag {pace/lag:2} rounds, bottleneck BOTTLENECK, overlap {pace/overlap_efficiency:2}, \
 left {time/eta_s:t}"""
 
 
-def component_statistics(metrics: Mapping[str, MetricValue]) -> str:
+def component_statistics(metrics: Mapping[str, float], bottleneck: str) -> str:
     """Format what each component has done and is waiting for, as a few lines of text."""
-    return fill(_BLOCK, metrics)
+    return fill(_BLOCK.replace("BOTTLENECK", bottleneck), metrics)
 
 
 class StatsLog:
@@ -71,12 +70,12 @@ class StatsLog:
         self._interval_s = interval_s
         self._due_s = -math.inf
 
-    def write_if_due(self, metrics: Mapping[str, MetricValue], now_s: float) -> bool:
+    def write_if_due(self, metrics: Mapping[str, float], bottleneck: str, now_s: float) -> bool:
         """Write the block when it is time (the first call is); return whether it was."""
         if now_s < self._due_s:
             return False
         self._due_s = now_s + self._interval_s
-        self._logger.info("%s", component_statistics(metrics))
+        self._logger.info("%s", component_statistics(metrics, bottleneck))
         return True
 
 
@@ -185,7 +184,7 @@ class Journal:
 
     def _end(self, error: BaseException | None) -> None:
         if self._meter.metrics:
-            self._stats.write_if_due(self._meter.metrics, float("inf"))
+            self._stats.write_if_due(self._meter.metrics, self._meter.bottleneck, float("inf"))
         if error is not None:
             self._run_log.error("%s", error)
 
@@ -218,7 +217,11 @@ class Journal:
             for segment in batch.segments:
                 issued_at_s = self._issued_at_s.pop(segment.ticket.number, event.ended_s)
                 self._ticket("trained", segment.ticket, event.ended_s - issued_at_s)
-        counts = asdict(self._pace.counts())
-        self._event("round", {"version": event.version, "metrics": metrics, "counts": counts})
+        fields: dict[str, Any] = {"version": event.version, "metrics": metrics}
+        fields |= {"counts": asdict(self._pace.counts()), "bottleneck": self._meter.bottleneck}
+        if by_env := self._meter.round_by_env:
+            fields["samples_by_env"] = by_env
+            self._learner_log.info("round %d had samples by environment %s", batch.version, by_env)
+        self._event("round", fields)
         self._sinks.write(event.version, metrics)
-        self._stats.write_if_due(metrics, now_s)
+        self._stats.write_if_due(metrics, self._meter.bottleneck, now_s)

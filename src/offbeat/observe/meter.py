@@ -4,8 +4,7 @@ It has no clock of its own; times come in with every event, in seconds of one mo
 the wall time from the end of one round to the end of the next; idle shares, rates and times of a round are
 those of its window. Counters are totals since the run's first round and survive a resume.
 
-*Samples* are counted in the first unit that a segment names of ``env_steps``, ``tokens``, ``agent_steps``;
-a segment that names none of them is one sample.
+*Samples* are counted as `Segment.num_steps` does.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain, zip_longest
 
-from offbeat.observe.callbacks import MetricValue
+from offbeat.observe.callbacks import Bottleneck
 from offbeat.pacing.actions import Pace
 from offbeat.pacing.events import (
     CollectorDown,
@@ -31,9 +31,8 @@ from offbeat.pacing.events import (
     Signals,
     TrainStarted,
 )
-from offbeat.types import Batch, Metrics, Segment, StateTree
+from offbeat.types import Batch, Metrics, StateTree
 
-_UNITS = ("env_steps", "tokens", "agent_steps")
 _EPISODES_AVERAGED = 100
 _ROUNDS_AVERAGED = 50
 _ROUNDS_TRUSTED = 5  # so many of its own, and a start no longer believes in the speed of the one before
@@ -42,11 +41,12 @@ _BALANCED_WITHIN = 0.1
 _RATES = (
     "pace/collect_idle_ratio",
     "pace/train_idle_ratio",
-    "pace/bottleneck",
     "pace/overlap_efficiency",
     "rollout/steps_per_s",
 )
 _NOTHING = (0, 0)
+_MOST_ENVS = 256
+"""With more environments than this, events do not name what each gave to a round."""
 _NO_SYSTEM = {"system/rss_bytes": math.nan, "system/cpu_percent": math.nan, "system/gpu_mem_bytes": math.nan}
 
 
@@ -85,6 +85,8 @@ class _Window:
 class Meter:
     """Measures a run. ``metrics`` are those of its newest round, ``eval_metrics`` of its newest evaluation.
 
+    ``bottleneck`` is the side that held the other up in that round; ``round_by_env`` the samples of each
+    environment in it, by collector, as far as segments say so and there are not too many to write down.
     ``busy_s(now_s)`` is the time that all collectors together were at work since the last round ended;
     ``system(now_s)`` reads the machine's figures. ``pauses_for_eval``: training stands still meanwhile.
     """
@@ -99,7 +101,9 @@ class Meter:
         pauses_for_eval: bool = True,
         system: Callable[[float], Metrics] | None = None,
     ) -> None:
-        self.metrics: dict[str, MetricValue] = {}
+        self.metrics: Metrics = {}
+        self.bottleneck: Bottleneck = "balanced"
+        self.round_by_env: list[list[int]] = []
         self.eval_metrics: Metrics = {}
         self.max_staleness = 0
         self._pace = pace
@@ -107,11 +111,11 @@ class Meter:
         self._system = system
         self._threshold = staleness_threshold
         self._pauses_for_eval = pauses_for_eval
-        self._samples_by = [0] * num_collectors
+        self._samples_by_env = [[0] for _ in range(num_collectors)]  # of one that does not say, in a sum
         self._totals = _Totals()
         self._window = _Window()
-        self._measured: dict[str, MetricValue] = {}  # metrics of the round that ended
-        self._collecting: dict[str, MetricValue] = {}  # rates of the last round that had something collected
+        self._measured: Metrics = {}  # metrics of the round that ended
+        self._collecting: Metrics = {}  # rates of the last round that had something collected
         self._train_started_s = self._busy_at_train_s = 0.0
         self._waiting: dict[int, tuple[int, int]] = {}  # ticket -> bytes and samples of its segment
         self._recent_returns: deque[float] = deque(maxlen=_EPISODES_AVERAGED)
@@ -149,8 +153,9 @@ class Meter:
     def _arrived(self, event: SegmentArrived, now_s: float) -> None:
         self._window.start_s = min(self._window.start_s, now_s)
         segment, totals = event.segment, self._totals
-        ticket, samples = segment.ticket, _num_samples(segment)
-        self._samples_by[ticket.collector] += samples
+        ticket, samples = segment.ticket, segment.num_steps
+        by_env = self._samples_by_env[ticket.collector]
+        self._samples_by_env[ticket.collector] = _added(by_env, segment.steps_by_env or (samples,))
         self._waiting[ticket.number] = (event.num_bytes, samples)
         self._window.samples += samples
         self._window.state_s += event.state_s
@@ -181,11 +186,12 @@ class Meter:
         batch, metrics, ended_s, totals = event.batch, event.metrics, event.ended_s, self._totals
         start_s, self._last_round_s = self._window.start_s, ended_s
         weights = [
-            self._waiting.pop(segment.ticket.number, _NOTHING)[1] or _num_samples(segment)
+            self._waiting.pop(segment.ticket.number, _NOTHING)[1] or segment.num_steps
             for segment in batch.segments
         ]
         signals = self._measure(event, max(ended_s - start_s, 1e-9), weights)
-        oldest = max(metrics.get("pace/max_sample_age", 0), self._measured["pace/max_sample_age"])
+        ages = (self._measured, metrics)
+        oldest = max(one.get(f"pace/max_{kind}_age", 0) for one in ages for kind in ("sample", "replayed"))
         self.max_staleness = max(self.max_staleness, int(oldest))
         totals.global_steps += metrics.get("learn/gradient_steps", 1.0)
         totals.trained_samples += sum(weights)
@@ -197,11 +203,12 @@ class Meter:
             for _ in range(len(self._recent_rounds_s) - _ROUNDS_TRUSTED + _ROUNDS_SLOW):
                 self._recent_rounds_s.popleft()
         self._count_episodes(batch)
+        self._count_environments(batch)
         self._window = _Window(start_s=ended_s)
         return signals
 
     def _measure(self, event: RoundTrained, round_s: float, weights: Sequence[int]) -> Signals:
-        batch, window, num_collectors = event.batch, self._window, len(self._samples_by)
+        batch, window, num_collectors = event.batch, self._window, len(self._samples_by_env)
         train_s, active_s = event.ended_s - self._train_started_s, max(round_s - window.paused_s, 1e-9)
         collect_s = sum([segment.collect_s for segment in batch.segments]) / num_collectors
         busy_s = self._busy_s(event.ended_s)
@@ -210,13 +217,13 @@ class Meter:
         self._totals.overlap_s += min(train_s, max(0.0, overlap_s))
         train_idle = _share(active_s - train_s, active_s)
         # The side that idles less holds the other up.
-        slower = "collect" if collect_idle < train_idle else "train"
+        slower: Bottleneck = "collect" if collect_idle < train_idle else "train"
+        self.bottleneck = slower if abs(collect_idle - train_idle) > _BALANCED_WITHIN else "balanced"
         busiest_s = max(collect_s, train_s)
         self._measured = {
             **_ages(batch.staleness(), weights, self._threshold),
             "pace/collect_idle_ratio": collect_idle,
             "pace/train_idle_ratio": train_idle,
-            "pace/bottleneck": slower if abs(collect_idle - train_idle) > _BALANCED_WITHIN else "balanced",
             "pace/overlap_efficiency": active_s / busiest_s if busiest_s > 0 else math.nan,
             "rollout/steps_per_s": window.samples / round_s,
             "learn/samples_per_s": sum(weights) / round_s,
@@ -244,6 +251,18 @@ class Meter:
         self._totals.episodes += len(returns)
         if returns:
             self._return_mean, self._length_mean = _mean(returns), _mean(lengths)
+
+    def _count_environments(self, batch: Batch) -> None:
+        """Add up what each environment gave to the round, where segments say so."""
+        self.round_by_env = []
+        are_many = sum(map(len, self._samples_by_env)) > _MOST_ENVS
+        if are_many or not all(segment.steps_by_env for segment in batch.segments):
+            return
+        found: list[list[int]] = [[] for _ in self._samples_by_env]
+        for segment in batch.segments:
+            index = segment.ticket.collector
+            found[index] = _added(found[index], segment.steps_by_env)
+        self.round_by_env = found
 
     # ------------------------------------------------------------ weights, evaluation, checkpoints
 
@@ -336,9 +355,8 @@ class Meter:
             "rollout/total_env_steps": totals.env_steps,
             "rollout/total_episodes": totals.episodes,
             "rollout/generation_errors": totals.generation_errors,
-            # The environments of a collector step together: collectors are the finest balance there is.
-            "rollout/samples_by_env_min": min(self._samples_by),
-            "rollout/samples_by_env_max": max(self._samples_by),
+            "rollout/samples_by_env_min": min(chain(*self._samples_by_env)),
+            "rollout/samples_by_env_max": max(chain(*self._samples_by_env)),
             "learn/global_steps": totals.global_steps,
             "learn/processed_samples": totals.trained_samples,
             "weights/current_param_version": pace.version,
@@ -363,7 +381,7 @@ class Meter:
         """Counters and running means; what is under way belongs to the attempt and is left out."""
         return {
             "totals": asdict(self._totals),
-            "samples_by_lane": list(self._samples_by),
+            "samples_by_env": [list(by_env) for by_env in self._samples_by_env],
             "recent_returns": list(self._recent_returns),
             "recent_rounds_s": list(self._recent_rounds_s),
             "return_mean": self._return_mean,
@@ -377,8 +395,10 @@ class Meter:
         ``ready`` are the tickets whose segments were restored.
         """
         self._totals = _Totals(**state["totals"])
-        for index, samples in enumerate(state["samples_by_lane"][: len(self._samples_by)]):
-            self._samples_by[index] = samples
+        # Earlier versions counted the samples of each collector, without its environments.
+        by_env = state.get("samples_by_env") or [[0] for _ in self._samples_by_env]
+        for index, samples in enumerate(by_env[: len(self._samples_by_env)]):
+            self._samples_by_env[index] = list(samples)
         self._recent_returns.clear()
         self._recent_returns.extend(state["recent_returns"])
         self._recent_rounds_s.clear()
@@ -392,12 +412,8 @@ class Meter:
         self._eval_skipped_before = self._pace.eval_skipped
 
 
-def _num_samples(segment: Segment) -> int:
-    units = segment.units
-    for unit in _UNITS:
-        if unit in units:
-            return units[unit]
-    return 1
+def _added(totals: Sequence[int], more: Sequence[int]) -> list[int]:
+    return [one + other for one, other in zip_longest(totals, more, fillvalue=0)]
 
 
 def _ages(ages: Sequence[int], weights: Sequence[int], threshold: int) -> Metrics:

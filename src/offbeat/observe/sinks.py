@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from offbeat.config.models import ObserveConfig
 from offbeat.errors import ConfigError
-from offbeat.observe.callbacks import MetricValue
 
 _log = logging.getLogger(__name__)
 
@@ -19,7 +18,7 @@ _log = logging.getLogger(__name__)
 class Sink(Protocol):
     """Takes metrics keyed by version. Values that are not finite numbers may be left out."""
 
-    def write(self, version: int, metrics: Mapping[str, MetricValue]) -> None:
+    def write(self, version: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of a round, or of an evaluation of ``version``."""
         ...
 
@@ -35,7 +34,7 @@ class SinkList:
         self.sinks = tuple(sinks)
         self._on_fault = on_fault
 
-    def write(self, version: int, metrics: Mapping[str, MetricValue]) -> None:
+    def write(self, version: int, metrics: Mapping[str, float]) -> None:
         """Write to each."""
         for sink in self.sinks:
             try:

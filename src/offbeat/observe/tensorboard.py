@@ -19,8 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.observe.callbacks import MetricValue
-
 _SYNCHRONOUS = {
     "Sync/PolicyVersion": "weights/current_param_version",
     "Sync/SamplesCollected": "rollout/total_generated_samples",
@@ -56,7 +54,7 @@ class TensorBoardSink:
             start = SessionLog(status=SessionLog.START)
             self._append(Event(step=resumed_from + 1, session_log=start))
 
-    def write(self, version: int, metrics: Mapping[str, MetricValue]) -> None:
+    def write(self, version: int, metrics: Mapping[str, float]) -> None:
         """Write every finite number, with ``version`` as the step."""
         if metrics.get("pace/off_policy_degree") == 0:
             aliases = {alias: metrics[name] for alias, name in _SYNCHRONOUS.items() if name in metrics}

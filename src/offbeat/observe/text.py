@@ -7,26 +7,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from offbeat.observe.callbacks import MetricValue
-
 _DASH = "–"
 REPLAY_METRIC = "learn/replay_size"
 """A metric of learners with a replay only: there the age of samples is not bounded by k."""
 
 
-def fill(template: str, metrics: Mapping[str, MetricValue]) -> str:
+def fill(template: str, metrics: Mapping[str, float]) -> str:
     """Put metrics into a text: ``fill("{rollout/steps_per_s:k} steps/s", metrics)``.
 
-    After the colon: 0 to 3 decimal places, ``k`` compact, ``B`` bytes, ``%`` share, ``t`` duration, or
-    nothing for a word. What is not known becomes a dash.
+    After the colon: 0 to 3 decimal places, ``k`` compact, ``B`` bytes, ``%`` share, ``t`` duration. What is
+    not known becomes a dash.
     """
     return template.format_map(_Cells(metrics))
 
 
-def number(metrics: Mapping[str, MetricValue], name: str) -> float:
-    """A metric as a number; NaN when it is missing or a word."""
-    value = metrics.get(name, math.nan)
-    return math.nan if isinstance(value, str) else float(value)
+def number(metrics: Mapping[str, float], name: str) -> float:
+    """A metric; NaN when it is missing."""
+    return float(metrics.get(name, math.nan))
 
 
 def plain(value: float, digits: int = 1) -> str:
@@ -91,18 +88,16 @@ _FORMATS: dict[str, Callable[[float], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    value: MetricValue
+    value: float
 
     def __format__(self, spec: str) -> str:
-        if isinstance(self.value, str):
-            return self.value
-        return _FORMATS[spec](float(self.value)) if spec else _DASH
+        return _FORMATS[spec](float(self.value))
 
 
 class _Cells(dict[str, _Cell]):
     """Metrics ready for ``str.format_map``, made as they are asked for."""
 
-    def __init__(self, metrics: Mapping[str, MetricValue]) -> None:
+    def __init__(self, metrics: Mapping[str, float]) -> None:
         self._metrics = metrics
 
     def __missing__(self, name: str) -> _Cell:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.errors import ConfigError
-from offbeat.observe.callbacks import MetricValue
 
 _log = logging.getLogger(__name__)
 
@@ -45,11 +44,9 @@ class WandbSink:
         # Results of evaluations come late and out of order, which W&B's own step counter would refuse.
         self._run.define_metric("*", step_metric="version")
 
-    def write(self, version: int, metrics: Mapping[str, MetricValue]) -> None:
-        """Log every finite number and every word."""
-        kept = {
-            name: value for name, value in metrics.items() if isinstance(value, str) or math.isfinite(value)
-        }
+    def write(self, version: int, metrics: Mapping[str, float]) -> None:
+        """Log every finite number."""
+        kept = {name: value for name, value in metrics.items() if math.isfinite(value)}
         self._run.log({**kept, "version": version})
 
     def close(self) -> None:

@@ -61,6 +61,7 @@ def _to_tree(segment: Segment) -> dict[str, StateTree]:
         "episodes": {"returns": list(segment.episodes.returns), "lengths": list(segment.episodes.lengths)},
         "collect_s": segment.collect_s,
         "partial": segment.partial,
+        "steps_by_env": list(segment.steps_by_env),
     }
 
 
@@ -74,4 +75,5 @@ def _from_tree(tree: dict[str, StateTree]) -> Segment:
         episodes=episodes,
         collect_s=tree["collect_s"],
         partial=tree["partial"],
+        steps_by_env=tuple(tree.get("steps_by_env", ())),
     )

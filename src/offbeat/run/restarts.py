@@ -16,7 +16,6 @@ from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
 from offbeat.checkpoint.lock import RunLock
 from offbeat.config.models import RunSection
 from offbeat.errors import CheckpointError, DivergedError, LearnerLost, OffbeatError, TrainError
-from offbeat.observe.callbacks import MetricValue
 from offbeat.observe.tensorboard_server import TensorBoardServer
 from offbeat.pacing import Counts
 from offbeat.pacing.actions import Pace
@@ -131,7 +130,7 @@ class Report:
     version: int
     reason: str
     counts: Counts
-    metrics: dict[str, MetricValue]
+    metrics: Metrics
     eval_metrics: Metrics
     wall_s: float
     env_steps: int
@@ -172,7 +171,7 @@ class OpenRun:
         self._lock: RunLock | None = None
         self._driver: Driver | None = None
         self._server: TensorBoardServer | None = None
-        self._metrics: dict[str, MetricValue] = {}
+        self._metrics: Metrics = {}
 
     # ------------------------------------------------------------ start and end
 
@@ -258,7 +257,7 @@ class OpenRun:
         return self.driver.finished
 
     @property
-    def metrics(self) -> dict[str, MetricValue]:
+    def metrics(self) -> Metrics:
         """Metrics of the newest round; empty before the first."""
         return self.driver.meter.metrics or self._metrics
 

@@ -35,6 +35,7 @@ from offbeat.run.directory import (
 from offbeat.run.restarts import OpenRun
 from offbeat.run.signals import stopping_on_signals
 from offbeat.runtime.clock import Clock
+from offbeat.types import Metrics
 
 if TYPE_CHECKING:
     from offbeat.algorithms.base import Algorithm, Policy, Roles
@@ -73,7 +74,7 @@ class Result:
     reason: str
     rounds: int
     digest: str
-    metrics: dict[str, float | str]
+    metrics: Metrics
     eval_return: float | None
     wall_s: float
     env_steps: int

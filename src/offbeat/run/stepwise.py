@@ -12,7 +12,7 @@ from typing import Self
 
 from offbeat.config.models import RunConfig
 from offbeat.errors import ConfigError, OffbeatError, RunStopped
-from offbeat.observe.callbacks import Callback, MetricValue
+from offbeat.observe.callbacks import Callback
 from offbeat.pacing.config import not_stepwise
 from offbeat.pacing.coordinator import Coordinator
 from offbeat.pacing.events import GatesSet, StopRequested
@@ -30,6 +30,7 @@ from offbeat.run.start import (
     remove_dir_if_refused,
 )
 from offbeat.runtime.clock import Clock, SystemClock
+from offbeat.types import Metrics
 
 
 class SyncRun:
@@ -173,7 +174,7 @@ class SyncRun:
                 break
         return self.should_sync_update()
 
-    def sync_update(self) -> dict[str, MetricValue]:
+    def sync_update(self) -> Metrics:
         """Train the next round on what has come in, publish its weights, and return its metrics."""
         run = self._going_on()
         if not self.should_sync_update():

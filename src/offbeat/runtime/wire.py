@@ -176,7 +176,8 @@ class SegmentWriter:
         is_one = len(versions) == 1 and int(versions[0]) == ticket.version  # the reader makes it: cheaper
         data = None if self._specs else segment.data
         ended = (episodes.returns, episodes.lengths)
-        rest = (None if is_one else versions, dict(segment.units), ended, segment.partial, data, state)
+        counts = (dict(segment.units), ended, segment.partial, segment.steps_by_env)
+        rest = (None if is_one else versions, *counts, data, state)
         began_s = perf_counter()
         packed = pack_object(rest)
         state_s += perf_counter() - began_s if state is not None else 0.0
@@ -219,12 +220,13 @@ class SegmentReader:
             for view in slot.views.values():
                 view.flags.writeable = False
         rest = slot.block.bytes[self._tail : self._tail + record.num_bytes]
-        versions, units, ended, partial, data, state = copy_object(rest)
+        versions, units, ended, partial, by_env, data, state = copy_object(rest)
         if record.version != ticket.version:
             number, collector, deadline = ticket.number, ticket.collector, ticket.deadline
             ticket = Ticket(number, collector, record.version, deadline, ticket.seed, ticket.attempt)
         if versions is None:
             versions = np.array((record.version,), np.int64)
         data = dict(slot.views) if self._specs else data
-        segment = Segment(ticket, data, versions, units, Episodes(*ended), record.collect_s, partial)
+        episodes = Episodes(*ended)
+        segment = Segment(ticket, data, versions, units, episodes, record.collect_s, partial, by_env)
         return segment, state, slot

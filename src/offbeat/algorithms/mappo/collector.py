@@ -172,9 +172,9 @@ class TeamCollector:
                 self._layer.begin(self._team.num_envs)
         rng = np.random.Generator(np.random.SFC64(ticket.seed))
         episodes = self._roll(self._lane, ticket, rng, out)
-        num_steps = int(np.count_nonzero(out["valid"]))
-        units = {"env_steps": num_steps, "agent_steps": int(np.count_nonzero(out["alive"][out["valid"]]))}
-        return Segment(ticket, out, np.array([ticket.version]), units, episodes)
+        by_env = tuple(np.count_nonzero(out["valid"], axis=0).tolist())
+        units = {"env_steps": sum(by_env), "agent_steps": int(np.count_nonzero(out["alive"][out["valid"]]))}
+        return Segment(ticket, out, np.array([ticket.version]), units, episodes, steps_by_env=by_env)
 
     def state_dict(self) -> StateTree | None:
         """Environments and where they stand; {} before the first segment; None if they cannot be saved."""

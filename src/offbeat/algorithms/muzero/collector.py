@@ -54,7 +54,8 @@ class MuZeroCollector:
         out["is_new"][0] = turn is None
         if turn is not None:
             self._search_anew(turn, weights, rngs, out)
-            return Segment(ticket, out, np.array([ticket.version]), {"env_steps": 0})
+            none, versions = (0,) * self._world.num_envs, np.array([ticket.version])
+            return Segment(ticket, out, versions, {"env_steps": 0}, steps_by_env=none)
         if self._lane is None:
             obs = self._world.reset(derive_seed(ticket.seed, "reset"))
             self._lane = Lane.begin(obs, self._config.context, self._fit)
@@ -63,8 +64,9 @@ class MuZeroCollector:
         self._start += self._config.num_steps
         out["stream"][:], out["number"][:] = -1, -1
         episodes = self._play(self._lane, rngs, out)
-        num_steps = int(np.count_nonzero(out["valid"]))
-        return Segment(ticket, out, np.array([ticket.version]), {"env_steps": num_steps}, episodes)
+        by_env = tuple(np.count_nonzero(out["valid"], axis=0).tolist())
+        units, versions = {"env_steps": sum(by_env)}, np.array([ticket.version])
+        return Segment(ticket, out, versions, units, episodes, steps_by_env=by_env)
 
     def _play(self, lane: Lane, rngs: list[np.random.Generator], out: Mapping[str, Array]) -> Episodes:
         """Step the environments, one search for each step of all."""

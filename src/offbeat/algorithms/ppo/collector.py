@@ -97,8 +97,9 @@ class PPOCollector:
         self._version = ticket.version
         self._roll(lane, np.random.Generator(np.random.SFC64(ticket.seed)), out)
         episodes = self._account(lane, out)
-        num_steps = int(np.count_nonzero(out["valid"]))
-        return Segment(ticket, out, np.array([ticket.version]), {"env_steps": num_steps}, episodes)
+        by_env = tuple(np.count_nonzero(out["valid"], axis=0).tolist())
+        units, versions = {"env_steps": sum(by_env)}, np.array([ticket.version])
+        return Segment(ticket, out, versions, units, episodes, steps_by_env=by_env)
 
     def state_dict(self) -> StateTree | None:
         """Environments and where they stand; {} before the first segment; None if they cannot be saved."""
