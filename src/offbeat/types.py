@@ -27,6 +27,11 @@ class Ticket:
 
     Example: ``Ticket(number=7, collector=1, version=3, deadline=4, seed=812, attempt=0)`` is the eighth
     ticket of the run; collector 1 collects it with version 3 and round 4 is the last that may train it.
+
+    ``steps_trained`` counts the steps in the segments that all collectors made and rounds have taken, when
+    the ticket was issued, in the unit of `Segment.num_steps`. ``steps_collected`` adds those of segments
+    issued since, each taken for as long as the mean of the others; 0 before the first round. They say how far
+    the run has come, for schedules of exploration, and are the same when the run is repeated or resumed.
     """
 
     number: int
@@ -35,6 +40,8 @@ class Ticket:
     deadline: int
     seed: int
     attempt: int = 0
+    steps_collected: int = 0
+    steps_trained: int = 0
 
     @property
     def lane(self) -> int:
@@ -43,7 +50,12 @@ class Ticket:
 
     def __reduce__(self) -> tuple[type[Ticket], tuple[int, ...]]:
         # Sent with every segment: this is several times cheaper than what dataclasses do by themselves.
-        return Ticket, (self.number, self.collector, self.version, self.deadline, self.seed, self.attempt)
+        return Ticket, self.as_row()
+
+    def as_row(self) -> tuple[int, ...]:
+        """Return the fields in order, as ``Ticket(*row)`` takes them."""
+        place = (self.number, self.collector, self.version, self.deadline)
+        return (*place, self.seed, self.attempt, self.steps_collected, self.steps_trained)
 
 
 @dataclass(frozen=True, slots=True)

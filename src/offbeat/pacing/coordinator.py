@@ -62,6 +62,7 @@ class Coordinator:
         self._auto: AutoDial | None = None
         self._turn(config.off_policy_degree)
         self._training: tuple[int, ...] | None = None
+        self._steps_trained = 0
         self._versions: dict[int, int] = {}  # ticket -> oldest version that really produced its segment
         self._up: dict[int, int] = {}  # collector -> tickets it wants to hold
         self._free = IntSet()  # collectors that are up and hold fewer
@@ -245,6 +246,7 @@ class Coordinator:
             del self._versions[number]
         self._training = None
         self.version = event.version
+        self._steps_trained += sum([segment.num_steps for segment in event.batch.segments])
         self.warm_at_s = -math.inf
         self._check_conservation()
         if self._auto is not None:
@@ -453,8 +455,19 @@ class Coordinator:
             if self.config.mode == "stream" and not self._rule(waiting, next_round, size):
                 return
             number = ledger.issued
-            self._issue(Ticket(number, collector, version, deadline, self._seed(number)), actions)
+            steps = self._steps_collected(number)
+            seed = self._seed(number)
+            ticket = Ticket(number, collector, version, deadline, seed, 0, steps, self._steps_trained)
+            self._issue(ticket, actions)
             self._issued_at_s = now_s
+
+    def _steps_collected(self, number: int) -> int:
+        """Steps of the segments before this one, those that no round has taken yet for their mean.
+
+        It depends on nothing that timing decides at k = 0: not on what has arrived.
+        """
+        trained = self.ledger.trained
+        return self._steps_trained * number // trained if trained else 0
 
     def _issue(self, ticket: Ticket, actions: list[Action]) -> None:
         collector = ticket.collector
@@ -515,6 +528,7 @@ class Coordinator:
             "auto": None if self._auto is None else self._auto.state_dict(),
             "ledger": self.ledger.state_dict(),
             "versions": sorted(self._versions.items()),
+            "steps_trained": self._steps_trained,
             "eval_due": self._eval_due or interrupted,
             "eval_skipped": self.eval_skipped + (self._eval_due and interrupted),
         }
@@ -534,6 +548,7 @@ class Coordinator:
             if arrived is not None and ticket.number not in arrived:
                 self.ledger.lose(ticket.number)
                 del self._versions[ticket.number]
+        self._steps_trained = state.get("steps_trained", 0)
         self._eval_due, self.eval_skipped = state["eval_due"], state["eval_skipped"]
         if state["configured_degree"] == self.config.off_policy_degree:
             auto = state["auto"]

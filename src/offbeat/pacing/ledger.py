@@ -243,7 +243,7 @@ class Ledger:
 
 
 def _rows(tickets: Mapping[int, Ticket]) -> list[list[int]]:
-    return [[t.number, t.collector, t.version, t.deadline, t.seed, t.attempt] for t in tickets.values()]
+    return [list(ticket.as_row()) for ticket in tickets.values()]
 
 
 def _from_statuses(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,6 +41,8 @@ class RecordedSegment:
     deadline: int
     incarnation: int
     rollbacks: int = 0
+    steps_collected: int = 0
+    steps_trained: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,7 @@ class RecordedPace:
         self._running: dict[int, RecordedSegment] = {}
         self._ready: dict[int, int] = {}  # ticket -> oldest version in its segment
         self._training: Train | None = None
-        self._num_trained = 0
+        self._num_trained = self._steps_trained = 0
         self._stop_reason: str | None = None
         self._failed = False
         self._finished = False
@@ -203,6 +205,7 @@ class RecordedPace:
                 self._ready[found.ticket] = segment.oldest_version
             case RoundTrained(version, batch):
                 self._num_trained += len(batch.segments)
+                self._steps_trained += sum(segment.num_steps for segment in batch.segments)
                 for trained in batch.segments:
                     del self._ready[trained.ticket.number]
                 self._training = None
@@ -285,7 +288,8 @@ class RecordedPace:
 
     def _ticket(self, segment: RecordedSegment) -> Ticket:
         seed = reseed(derive_seed(self._seed, "collect", segment.ticket), segment.rollbacks)
-        return Ticket(segment.ticket, segment.lane, segment.version, segment.deadline, seed)
+        place = (segment.ticket, segment.lane, segment.version, segment.deadline)
+        return Ticket(*place, seed, 0, segment.steps_collected, segment.steps_trained)
 
     def _train(self) -> Train:
         found = self._schedule.rounds.get(self.version)
@@ -325,13 +329,15 @@ class RecordedPace:
             deadline = version + self.degree if known is None else known.deadline
             collector = number % len(self.incarnations) if known is None else known.lane
             fate = "ready" if number in self._ready else "lost"
-            rows[fate].append([number, collector, version, deadline, 0, 0])
+            steps = (known.steps_collected, known.steps_trained) if known else (self._steps_trained,) * 2
+            rows[fate].append([number, collector, version, deadline, 0, 0, *steps])
         return {
             "version": self.version,
             "configured_degree": None,  # the settings say which dial holds from here
             "degree": self.degree,
             "auto": None,
             "ledger": {"issued": num_issued, "trained": len(trained), "dropped": 0, **rows},
+            "steps_trained": self._steps_trained,
             "versions": sorted(self._ready.items()),
             "eval_due": False,
             "eval_skipped": 0,
@@ -343,6 +349,7 @@ class RecordedPace:
         self._begun = self.version - 1
         self._ready = {n: v for n, v in state["versions"] if arrived is None or n in arrived}
         self._num_trained = sum(len(self._schedule.rounds[v].tickets) for v in range(self.version))
+        self._steps_trained = state.get("steps_trained", 0)
 
 
 def _waves_of(segments: Sequence[RecordedSegment]) -> deque[list[RecordedSegment]]:

@@ -10,8 +10,6 @@ import numpy as np
 
 from offbeat.types import Episodes, RemoteData, Segment, StateTree, Ticket
 
-_TICKET = ("number", "lane", "version", "deadline", "seed", "attempt")
-
 
 class StreamStore:
     """Segments by ticket number, in order of arrival."""
@@ -53,7 +51,7 @@ def _is_arrays(data: Any) -> bool:
 
 def _to_tree(segment: Segment) -> dict[str, StateTree]:
     return {
-        "ticket": [getattr(segment.ticket, name) for name in _TICKET],
+        "ticket": list(segment.ticket.as_row()),
         # Copies: a segment's memory is used again once it was trained.
         "data": {name: value.copy() for name, value in segment.data.items()},
         "versions": segment.versions,

@@ -95,7 +95,8 @@ class ScheduleRecorder:
         incarnation = self._collectors.rows[ticket.collector].start.incarnation
         self._add(
             f'{{"kind":"segment","ticket":{ticket.number},"lane":{ticket.collector},"version":{ticket.version},'
-            f'"deadline":{ticket.deadline},"incarnation":{incarnation}{self._end}'
+            f'"deadline":{ticket.deadline},"incarnation":{incarnation},'
+            f'"steps_collected":{ticket.steps_collected},"steps_trained":{ticket.steps_trained}{self._end}'
         )
 
     def _published(self, event: Published, now_s: float) -> None:

@@ -31,7 +31,7 @@ _READ_BYTES = 1 << 16
 _HEAD_BYTES = 64
 _FIRST_TAIL_BYTES = 1 << 12
 _BLOCKS_LOOKED_AT = 8
-_TO_WORKER = struct.Struct("6q")
+_TO_WORKER = struct.Struct("8q")
 _TO_DRIVER = struct.Struct("7q2d")
 
 
@@ -51,14 +51,13 @@ class ToDriver(NamedTuple):
 
 def pack_ticket(ticket: Ticket) -> bytes:
     """Pack a ticket for its collector's worker."""
-    return _TO_WORKER.pack(
-        TICKET, ticket.number, ticket.version, ticket.deadline, ticket.seed, ticket.attempt
-    )
+    number, _, *rest = ticket.as_row()
+    return _TO_WORKER.pack(TICKET, number, *rest)
 
 
 def pack_weights(address: Address) -> bytes:
     """Pack the address of the weights."""
-    return _TO_WORKER.pack(WEIGHTS, *address, 0)
+    return _TO_WORKER.pack(WEIGHTS, *address, 0, 0, 0)
 
 
 def write_all(descriptor: int, data: bytes) -> None:
@@ -101,8 +100,8 @@ class WorkerInput:
             if kind == WEIGHTS:
                 self.weights = Address(*fields[:4])
             else:
-                number, version, deadline, seed, attempt = fields
-                tickets.append(Ticket(number, self._collector, version, deadline, seed, attempt))
+                number, *rest = fields
+                tickets.append(Ticket(number, self._collector, *rest))
         return tickets
 
 
@@ -222,8 +221,8 @@ class SegmentReader:
         rest = slot.block.bytes[self._tail : self._tail + record.num_bytes]
         versions, units, ended, partial, by_env, data, state = copy_object(rest)
         if record.version != ticket.version:
-            number, collector, deadline = ticket.number, ticket.collector, ticket.deadline
-            ticket = Ticket(number, collector, record.version, deadline, ticket.seed, ticket.attempt)
+            number, collector, _, *others = ticket.as_row()
+            ticket = Ticket(number, collector, record.version, *others)
         if versions is None:
             versions = np.array((record.version,), np.int64)
         data = dict(slot.views) if self._specs else data
