@@ -1,8 +1,8 @@
 """Stable-Baselines3's DQN, asynchronous: its own buffer, its own train(), offbeat between them.
 
-Needs `pip install 'offbeat[sb3]'`. Collectors and learner each hold a whole SB3 model. A collector plays with the
-exploration that SB3 has at this step of the run, and sends what it played; the learner adds that to its replay
-buffer and trains on samples of it.
+Needs `pip install 'offbeat[sb3]'`. Collectors and learner each hold a whole SB3 model. A collector plays with
+the exploration that SB3 has at this step of the run, and sends what it played; the learner adds that to its
+replay buffer and trains on samples of it.
 """
 
 import argparse
