@@ -73,7 +73,14 @@ def test_loop_learns(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @needs_sb3
-@pytest.mark.parametrize(("name", "rounds", "least"), [("sb3_ppo.py", 390, 400), ("sb3_dqn.py", 120, 100)])
-def test_sb3_learns_asynchronously(name: str, rounds: int, least: float, tmp_path: Path) -> None:
-    output = run(name, rounds, tmp_path, timeout_s=280.0)
-    assert float(re.findall(r"evaluation ([\d.]+)", output)[0]) > least
+def test_sb3_learns_asynchronously(tmp_path: Path) -> None:
+    output = run("sb3_ppo.py", 390, tmp_path, timeout_s=280.0)
+    assert float(re.findall(r"evaluation ([\d.]+)", output)[0]) > 400
+
+
+@pytest.mark.slow
+@needs_sb3
+def test_sb3_learns_from_a_replay(tmp_path: Path) -> None:
+    output = run("sb3_dqn.py", 120, tmp_path, timeout_s=280.0)
+    # Over many episodes: single policies of DQN differ widely from one update to the next.
+    assert float(re.findall(r"training episodes ([\d.]+)", output)[0]) > 60

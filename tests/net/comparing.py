@@ -15,7 +15,7 @@ TOLERANCE = 1e-3
 
 ORDER_FREE = re.compile(
     r"^(learn|eval|counts)/"
-    r"|^pace/(off_policy_degree|collect_count|train_count|lag|.*sample_age|stale_samples_ratio|dropped_.*)$"
+    r"|^pace/(off_policy_degree|collect_count|train_count|lag|.*_age|stale_.*_ratio|dropped_.*)$"
     r"|^rollout/(return_.*|length_mean|total_.*|generation_errors|samples_by_env_.*)$"
     r"|^queue/(size|total_.*)$"
     r"|^weights/(current_param_version|published_version|publish_lag|param_sync_.*|sync_failures)$"
