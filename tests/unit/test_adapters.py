@@ -201,6 +201,14 @@ def test_learners_that_lack_a_method_are_refused_by_name(made: Any, words: str) 
         pipeline(train=factory(lambda: made)).run(rounds=1)
 
 
+def test_a_state_is_not_lost_to_a_function_of_weights() -> None:
+    class NoWeights:
+        train, state_dict, load_state_dict = Learns.train, Learns.state_dict, Learns.load_state_dict
+
+    with pytest.raises(ConfigError, match="NoWeights has no weights: it needs train"):
+        pipeline(train=NoWeights(), weights=lambda: 0)
+
+
 def test_a_train_function_needs_weights() -> None:
     with pytest.raises(ConfigError, match="Pipeline needs weights="):
         pipeline(train=lambda segments: None)

@@ -105,7 +105,8 @@ def as_learn(train: Any, weights: Callable[[], Any] | None) -> PerWorker[Learner
     if isinstance(train, PerWorker):
         return PerWorker(partial(_made, as_learner, train.make))
     function = getattr(train, "train", train)
-    if weights is not None and callable(function) and not isinstance(train, Learner):
+    is_stateless = not any(hasattr(train, name) for name in ("state_dict", "load_state_dict"))
+    if weights is not None and callable(function) and is_stateless:
         return PerWorker(partial(_given, partial(_plain_learner, weights), function))
     if weights is None and function is train and callable(train):
         raise ConfigError("Pipeline needs weights=: a function that returns what collectors act with")
