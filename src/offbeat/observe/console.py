@@ -449,7 +449,7 @@ def _rows(frame: _Frame) -> list[tuple[str, str]]:
         " · {rollout/total_generated_samples:k} steps so far",
         **{label: line for label, line in learning.items() if line},
         "staleness": "[bold]{pace/avg_sample_age:1}[/] mean · {pace/max_sample_age:0} max"
-        f" · {bound.format('{pace/off_policy_degree:0}')}{replayed if _REPLAYED_AGE in metrics else ''}",
+        f"{replayed if _REPLAYED_AGE in metrics else ''} · {bound.format('{pace/off_policy_degree:0}')}",
         "idle": f"collect {{pace/collect_idle_ratio:%}} · train {{pace/train_idle_ratio:%}}  {verdict}",
         "time": "round {time/round_s:3} s · collect {time/collect_s:3} · save environments {time/state_s:3}"
         " · train {time/train_s:3}",

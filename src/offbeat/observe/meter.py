@@ -116,6 +116,7 @@ class Meter:
         self._window = _Window()
         self._measured: Metrics = {}  # metrics of the round that ended
         self._collecting: Metrics = {}  # rates of the last round that had something collected
+        self._held_up_by: Bottleneck = "balanced"  # in that round
         self._train_started_s = self._busy_at_train_s = 0.0
         self._waiting: dict[int, tuple[int, int]] = {}  # ticket -> bytes and samples of its segment
         self._recent_returns: deque[float] = deque(maxlen=_EPISODES_AVERAGED)
@@ -236,6 +237,7 @@ class Meter:
         }
         if window.samples:
             self._collecting = {name: self._measured[name] for name in _RATES}
+            self._held_up_by = self.bottleneck
         found = event.metrics.get("learn/ess"), event.metrics.get("learn/behaviour_kl")
         costs = [value if value is not None and math.isfinite(value) else None for value in found]
         return Signals(active_s, collect_s, train_s, collect_idle, train_idle, *costs)
@@ -331,6 +333,7 @@ class Meter:
         """
         if self.metrics:
             self.metrics.update({**self._collecting, "time/eta_s": 0.0})
+            self.bottleneck = self._held_up_by
 
     def _round_trained(self, event: RoundTrained, now_s: float) -> None:
         """Collect all metrics of the round; the learner's own names win over ours."""
