@@ -118,11 +118,11 @@ def test_evaluation_without_an_end_is_one_line_everywhere(
     assert f"the evaluation of version 1 failed: {told}" in heard.texts
     assert result.eval_return is None
     assert cli("status", str(result.run_dir)) == 0
-    assert f"evaluation  failed: {told} (version 1)" in capfd.readouterr().out
+    assert f"1, the last one of version 1: {told}" in capfd.readouterr().out
     assert cli("status", str(result.run_dir), "--json") == 0
-    assert json.loads(capfd.readouterr().out)["eval_error"] == f"{told} (version 1)"
+    failed = json.loads(capfd.readouterr().out)["failed_evaluations"]
+    assert (failed["count"], failed["newest"]["reason"]) == (1, told)
     assert cli("resume", str(result.run_dir), "run.rounds=2", "--json") == 0
     said = capfd.readouterr()
-    assert json.loads(said.out.splitlines()[-1])["eval_error"] == f"{told} (version 2)"
-    assert f"evaluation         failed: {told} (version 2)" in said.err
+    assert f"the last one of version 2: {told}" in said.err
     assert "Traceback" not in said.err
