@@ -122,6 +122,14 @@ def _maker_of(kind: Any) -> _Maker | None:
     return functools.partial(_object, layout)
 
 
+def is_object(kind: type) -> bool:
+    """Tell whether a state holds the instances of a class by their attributes."""
+    try:
+        return getattr(_maker_of(kind), "func", None) is _object
+    except Opaque:
+        return False
+
+
 def _is_display(kind: type) -> bool:
     package = package_of(global_name(kind))
     return package in _DISPLAY_PACKAGES or (package.startswith("pygame") and kind.__name__ in _PYGAME_DISPLAY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from dataclasses import dataclass
-from types import MemberDescriptorType, ModuleType, SimpleNamespace
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, ModuleType, SimpleNamespace
 from typing import Any
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement or at run time, not compiled in
@@ -70,13 +70,26 @@ def global_name(value: Any) -> str:
     return f"{'__main__' if module == '__mp_main__' else module}:{value.__qualname__}"
 
 
-def lookup(name: str) -> object | None:
-    """Return what a global name stands for in the modules that are loaded; None when it is not there."""
+def lookup(name: str) -> type[Any] | FunctionType | BuiltinFunctionType | None:
+    """Return the class or function that `global_name` gives this very name; None when none is loaded.
+
+    It is looked for in its own module and the classes around it, never through what a module imports, and
+    without calling anything: a name can come from a file that somebody forged.
+    """
     module_name, _, path = name.partition(":")
     found: Any = sys.modules.get(module_name)
-    for part in path.split(".") if path else ():
-        found = getattr(found, part, None)
-    return found if found is not None else None
+    for part in path.split("."):
+        if not isinstance(found, type) and (found is None or found is not sys.modules.get(module_name)):
+            return None
+        found = vars(found).get(part)
+        found = found.__func__ if isinstance(found, staticmethod) else found
+    is_global = isinstance(found, (type, FunctionType, BuiltinFunctionType)) and global_name(found) == name
+    return found if is_global else None
+
+
+def module_of(name: str) -> str:
+    """Return the module of a global name."""
+    return name.partition(":")[0]
 
 
 def package_of(name: str) -> str:

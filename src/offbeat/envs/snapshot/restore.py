@@ -5,16 +5,19 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import inspect
+import math
 import random
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 
-from offbeat.envs.snapshot.classes import global_name, layout_of, lookup, package_of
+from offbeat.envs.snapshot.capture import is_object
+from offbeat.envs.snapshot.classes import global_name, layout_of, lookup, module_of, package_of
 from offbeat.envs.snapshot.parts import custom_state, space_parts, wrapper_chain
 from offbeat.errors import EnvError
 from offbeat.types import StateTree
@@ -25,6 +28,12 @@ _NONE_SUCH: Any = object()
 _SAFE_BUILTINS = frozenset(
     f"builtins:{cls.__name__}" for cls in (bool, int, float, str, bytes, tuple, list, dict, set, frozenset)
 )
+_LIBRARIES = frozenset(("gymnasium", "numpy", "offbeat", *sys.stdlib_module_names))
+"""Packages of which an environment has only the modules it uses; of its own package it has all."""
+_MAX_WORDS = 1024
+"""Numbers in the pool of a seed sequence; numpy's default is 4."""
+_MAX_ITEM_BYTES = 1 << 16
+"""Length of a text in an array of texts."""
 
 
 def restore(obj: object, tree: StateTree) -> None:
@@ -36,18 +45,31 @@ def restore(obj: object, tree: StateTree) -> None:
     """
     try:
         restored = _Decoder(obj, tree["nodes"]).decode(tree["root"], obj)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+    except _UNFIT as error:
+        # Of the error only a text: what else it may hold would be asked to print itself.
+        detail = next((f": {text}" for text in error.args[:1] if isinstance(text, str)), "")
         raise EnvError(
-            f"this is no state of {obj} ({type(error).__name__}: {error}); "
+            f"this is no state of {_kinds(obj)} ({type(error).__name__}{detail}); "
             "go on with the environment and the version that made the checkpoint"
         ) from error
     targets = obj if isinstance(obj, list) else [obj]
     results = restored if isinstance(restored, list) else [restored]
     if [id(env) for env in results] != [id(env) for env in targets]:
         raise EnvError(
-            f"the saved state is of {results}, not of {targets}; "
+            f"the saved state is of {_kinds(restored)}, not of {_kinds(obj)}; "
             "go on with the environment and the version that made the checkpoint"
         )
+
+
+_UNFIT = (
+    *(KeyError, IndexError, TypeError, ValueError, AttributeError),
+    *(RecursionError, MemoryError, OverflowError),
+)
+
+
+def _kinds(found: object) -> str:
+    """The classes of one thing or several; what they print is left out: it is theirs to say."""
+    return ", ".join(type(one).__name__ for one in (found if isinstance(found, list) else [found]))
 
 
 class _Decoder:
@@ -60,7 +82,8 @@ class _Decoder:
         self._alive: list[object] = []
         self._chain = {id(env) for env in wrapper_chain(root)}
         self._shared: dict[str, frozenset[int]] = {}
-        self._packages = {package_of(global_name(type(env))) for env in wrapper_chain(root)}
+        self._modules = {module_of(global_name(type(env))) for env in wrapper_chain(root)}
+        self._packages = set(map(package_of, self._modules)) - _LIBRARIES
 
     def decode(self, value: Any, old: Any = _NONE_SUCH) -> Any:
         """Return what an encoded value stands for; ``old`` is what the environment has in its place."""
@@ -90,26 +113,36 @@ class _Decoder:
 
         With ``is_owned``, also False for what a module holds: changing it would change other environments.
         """
-        package = package_of(global_name(type(old)))
         if id(old) in self._used:
             return False
-        if is_owned and id(old) not in self._chain and id(old) in self._shared_in(package):
+        name = global_name(type(old))
+        if is_owned and id(old) not in self._chain and id(old) in self._shared_in(package_of(name)):
             return False
         self._used.add(id(old))
         self._alive.append(old)
-        self._packages.add(package)
+        self._modules.add(module_of(name))
         return True
 
     def find(self, name: str) -> Any:
-        """Look up a global name in packages that the environment itself uses; a state cannot reach others."""
-        is_known = package_of(name) in self._packages or name in _SAFE_BUILTINS
-        found = lookup(name) if is_known else None
+        """Look up a class or function where the environment comes from; a state cannot reach others."""
+        found = lookup(name) if name in _SAFE_BUILTINS or self._is_own(name) else None
         if found is None:
             raise EnvError(
                 f"the saved state needs {name}, which this environment does not use; "
                 "go on with the environment and the version that made the checkpoint"
             )
         return found
+
+    def _is_own(self, name: str) -> bool:
+        return package_of(name) in self._packages or module_of(name) in self._modules - {"builtins"}
+
+    def is_own_method(self, owner: object, name: str) -> bool:
+        """Tell whether a state may bind a method: of the environment's code or of a plain container."""
+        if type(owner) in _CONTAINERS:
+            return not name.startswith("_")
+        cls: type[Any] = owner if isinstance(owner, type) else type(owner)
+        is_own = package_of(global_name(cls)) in self._packages and not name.startswith("__")
+        return is_own and isinstance(inspect.getattr_static(cls, name, None), _METHODS)
 
     def _shared_in(self, package: str) -> frozenset[int]:
         """Ids of what the modules of a package hold, directly or in their containers."""
@@ -147,11 +180,13 @@ def _object(decoder: _Decoder, index: int, node: Node, old: Any) -> Any:
         made = _new_object(decoder, name, attrs)
     cls: Any = type(made)
     layout = layout_of(cls)
-    assert layout is not None
+    if layout is None or not is_object(cls):
+        raise _missing(f"an object of class {name}")
     decoder.begin(index, made)
     slots = {slot.__name__: slot for slot in layout.slots}
     before = dict(made.__dict__) if layout.has_dict else {}
     before.update({slot: getattr(made, slot) for slot in slots if hasattr(made, slot)})
+    _refuse_shadows(cls, attrs.keys() - before.keys())
     after = {key: decoder.decode(value, before.get(key, _NONE_SUCH)) for key, value in attrs.items()}
     after = {key: value for key, value in after.items() if value is not _NONE_SUCH}
     for key, slot in slots.items():
@@ -169,9 +204,22 @@ def _new_object(decoder: _Decoder, name: str, attrs: dict[str, Any]) -> Any:
     if name == "types:SimpleNamespace":
         return types.SimpleNamespace()
     cls = decoder.find(name)
-    if not isinstance(cls, type) or layout_of(cls) is None or [] in attrs.values():
+    # A class with __del__ would run its code when the state is dropped.
+    is_plain = isinstance(cls, type) and is_object(cls) and not hasattr(cls, "__del__")
+    if not is_plain or [] in attrs.values():
         raise _missing(f"an object of class {name}")
     return object.__new__(cls)
+
+
+def _refuse_shadows(cls: type[Any], names: Iterable[str]) -> None:
+    """Refuse attributes that would take the place of methods: what is called next must be the class's own."""
+    for name in names:
+        member = inspect.getattr_static(cls, name, None)
+        if callable(member) or isinstance(member, (classmethod, staticmethod, property)):
+            raise EnvError(
+                f"the saved state would replace {global_name(cls)}.{name}, which is code; "
+                "go on with the environment and the version that made the checkpoint"
+            )
 
 
 def _custom(decoder: _Decoder, index: int, node: Node, old: Any) -> Any:
@@ -189,7 +237,7 @@ def _space(decoder: _Decoder, _: int, node: Node, old: Any) -> Any:
     if not isinstance(old, gymnasium.Space):
         raise _missing("a space")
     for part, rng in zip(space_parts(old), node["rngs"], strict=True):
-        part._np_random = decoder.decode(rng)
+        part._np_random = _plain(decoder.decode(rng), np.random.Generator, type(None))
     return old
 
 
@@ -217,9 +265,9 @@ def _tuple(decoder: _Decoder, _: int, node: Node, old: Any) -> Any:
         return tuple(items)
     is_same = old is not _NONE_SUCH and global_name(type(old)) == node["class"]
     cls = type(old) if is_same else decoder.find(node["class"])
-    if not issubclass(cls, tuple):
+    if not issubclass(cls, tuple) or len(getattr(cls, "_fields", ())) != len(items):
         raise _missing(f"a tuple of class {node['class']}")
-    return cls(*items)
+    return tuple.__new__(cls, items)
 
 
 def _set(decoder: _Decoder, index: int, node: Node, _: Any) -> Any:
@@ -242,7 +290,7 @@ def _dict(decoder: _Decoder, index: int, node: Node, old: Any) -> Any:
     made: dict[Any, Any] = _DICTS[node["kind"]]()
     decoder.begin(index, made)
     if isinstance(made, collections.defaultdict):
-        factory = getattr(old, "default_factory", _NONE_SUCH)
+        factory = old.default_factory if isinstance(old, collections.defaultdict) else _NONE_SUCH
         made.default_factory = decoder.decode(node["factory"], factory)
     olds = old if isinstance(old, dict) else {}
     for encoded, value in zip(node["keys"], node["values"], strict=True):
@@ -267,34 +315,55 @@ def _range(_: _Decoder, __: int, node: Node, ___: Any) -> Any:
 
 
 def _dtype(_: _Decoder, __: int, node: Node, ___: Any) -> Any:
-    return np.dtype(node["dtype"])
+    return _plain_dtype(node, "biufUS")
+
+
+def _plain_dtype(node: Node, kinds: str) -> np.dtype[Any]:
+    """The dtype of a node, if it is of these kinds; a name may not reach numpy's more inventive ones."""
+    name = node["dtype"]
+    dtype = np.dtype(name if isinstance(name, str) else "V")
+    if dtype.kind not in kinds or dtype.itemsize > _MAX_ITEM_BYTES:
+        raise ValueError(f"the dtype {name!r:.40}")
+    return dtype
+
+
+def _plain(value: Any, *kinds: type) -> Any:
+    """The value, if it is exactly of one of these classes."""
+    if type(value) not in kinds:
+        raise TypeError(f"a {type(value).__name__} in place of a {kinds[0].__name__}")
+    return value
 
 
 def _scalar(decoder: _Decoder, _: int, node: Node, __: Any) -> Any:
-    return np.dtype(node["dtype"]).type(decoder.decode(node["item"]))
+    item = _plain(decoder.decode(node["item"]), int, float, bool, str)
+    return _plain_dtype(node, "biufU").type(item)
 
 
 def _array(_: _Decoder, __: int, node: Node, ___: Any) -> Any:
-    data = np.array(node["data"])
+    data = _plain(node["data"], np.ndarray).copy()
     if "strides" not in node:
         return data
     return np.ndarray(tuple(node["shape"]), data.dtype, data, 0, tuple(node["strides"]))
 
 
 def _view(decoder: _Decoder, _: int, node: Node, __: Any) -> Any:
-    base = decoder.decode(node["base"])
+    base = _plain(decoder.decode(node["base"]), np.ndarray)
     shape, strides = tuple(node["shape"]), tuple(node["strides"])
-    memory = base if base.flags.c_contiguous else base.base
-    return np.ndarray(shape, np.dtype(node["dtype"]), memory, node["offset"], strides)
+    memory = _plain(base if base.flags.c_contiguous else base.base, np.ndarray)
+    if memory.dtype.kind not in "biuf":
+        raise TypeError("a view of an array of objects")
+    return np.ndarray(shape, _plain_dtype(node, "biuf"), memory, node["offset"], strides)
 
 
 def _item_array(decoder: _Decoder, index: int, node: Node, old: Any) -> Any:
-    made = np.empty(tuple(node["shape"]), np.dtype(node["dtype"]))
+    if math.prod(node["shape"]) != len(node["items"]):
+        raise ValueError("an array with another number of items than its shape says")
+    made = np.empty(tuple(node["shape"]), _plain_dtype(node, "OUS"))
     decoder.begin(index, made)
     olds = old.ravel().tolist() if isinstance(old, np.ndarray) else None
     flat = made.reshape(-1)
     for place, item in enumerate(decoder.decode_all(node["items"], olds)):
-        flat[place] = item
+        flat[place] = item if made.dtype.kind == "O" else _plain(item, str, bytes)
     return made
 
 
@@ -302,30 +371,51 @@ def _item_array(decoder: _Decoder, index: int, node: Node, old: Any) -> Any:
 
 
 def _generator(decoder: _Decoder, _: int, node: Node, __: Any) -> Any:
-    return np.random.Generator(decoder.decode(node["bits"]))
+    bits = decoder.decode(node["bits"])
+    return np.random.Generator(_plain(bits, *_BIT_GENERATORS.values()))
 
 
 def _bit_generator(decoder: _Decoder, _: int, node: Node, __: Any) -> Any:
     cls = _BIT_GENERATORS[node["class"]]
     key, pool_size, num_children = node["spawn"]
-    entropy = decoder.decode(node["entropy"])
+    if not 0 < pool_size <= _MAX_WORDS:
+        raise ValueError(f"a pool of {pool_size} numbers")
     seeds = np.random.SeedSequence(
-        entropy, spawn_key=decoder.decode(key), pool_size=pool_size, n_children_spawned=num_children
+        _numbers(decoder.decode(node["entropy"])),
+        spawn_key=_numbers(decoder.decode(key)),
+        pool_size=pool_size,
+        n_children_spawned=num_children,
     )
     made: Any = cls(seeds)
-    made.state = decoder.decode(node["state"])
+    made.state = _generator_state(decoder.decode(node["state"]))
     return made
+
+
+def _numbers(value: Any) -> Any:
+    """The value, if it is a whole number, several, or none: what seeds are made of."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_plain(item, int) for item in value)
+    return value if type(value) is np.ndarray and value.dtype.kind in "iu" else _plain(value, int, type(None))
+
+
+def _generator_state(value: Any) -> Any:
+    """The value, if it is a dict of numbers, texts and arrays, as the states of random generators are."""
+    if type(value) is dict:
+        return {_plain(key, str): _generator_state(item) for key, item in value.items()}
+    return _plain(value, int, float, str, bool, np.ndarray, np.uint64)
 
 
 def _random_state(decoder: _Decoder, _: int, node: Node, __: Any) -> Any:
     made = np.random.RandomState(0)
-    made.set_state(decoder.decode(node["state"]))
+    made.set_state(_generator_state(_plain(decoder.decode(node["state"]), dict)))
     return made
 
 
 def _random(decoder: _Decoder, _: int, node: Node, __: Any) -> Any:
     made = random.Random()
-    made.setstate((node["version"], tuple(node["words"].tolist()), decoder.decode(node["gauss"])))
+    words = tuple(_plain(node["words"], np.ndarray).tolist())
+    gauss = _plain(decoder.decode(node["gauss"]), float, int, type(None))
+    made.setstate((_plain(node["version"], int), words, gauss))
     return made
 
 
@@ -333,22 +423,29 @@ def _random(decoder: _Decoder, _: int, node: Node, __: Any) -> Any:
 
 
 def _function(decoder: _Decoder, index: int, node: Node, old: Any) -> Any:
-    made = old
     is_same = isinstance(old, types.FunctionType) and global_name(old) == node["name"]
     if not is_same or not decoder.claim(old, is_owned=False):
-        made = decoder.find(node["name"])
-    cells = made.__closure__ or ()
-    decoder.begin(index, made)
-    for cell, value in zip(cells, node["cells"], strict=True):
+        # One of a module's: what it holds belongs to every environment, and stays as it is.
+        found = _plain(decoder.find(node["name"]), types.FunctionType)
+        if (found.__closure__ or found.__dict__) and found is not old:
+            raise _missing(f"the function {node['name']} with a state of its own")
+        return found
+    decoder.begin(index, old)
+    for cell, value in zip(old.__closure__ or (), node["cells"], strict=True):
         cell.cell_contents = decoder.decode(value, cell.cell_contents)
     for name, value in node["attrs"].items():
-        setattr(made, name, decoder.decode(value, getattr(made, name, _NONE_SUCH)))
-    return made
+        old.__dict__[name] = decoder.decode(value, old.__dict__.get(name, _NONE_SUCH))
+    return old
 
 
 def _method(decoder: _Decoder, _: int, node: Node, old: Any) -> Any:
-    owner = decoder.decode(node["self"], getattr(old, "__self__", _NONE_SUCH))
-    return getattr(owner, node["name"])
+    name = _plain(node["name"], str)
+    is_bound = isinstance(old, (types.MethodType, types.BuiltinFunctionType))
+    owner = decoder.decode(node["self"], old.__self__ if is_bound else _NONE_SUCH)
+    is_same = is_bound and old.__name__ == name and type(old.__self__) is type(owner)
+    if not is_same and not decoder.is_own_method(owner, name):
+        raise _missing(f"the method {name} of a {type(owner).__name__}")
+    return getattr(owner, name)
 
 
 def _global(decoder: _Decoder, _: int, node: Node, old: Any) -> Any:
@@ -378,6 +475,12 @@ _BIT_GENERATORS = {
     cls.__name__: cls
     for cls in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
 }
+_CONTAINERS = (
+    *(list, dict, set, frozenset, collections.deque, *_DICTS.values()),
+    *(np.random.Generator, np.random.RandomState, random.Random),
+)
+"""Things whose methods change nothing but themselves."""
+_METHODS = (types.FunctionType, classmethod, staticmethod)
 _READERS: dict[str, Callable[[_Decoder, int, Node, Any], Any]] = {
     **dict.fromkeys(_DICTS, _dict),
     "object": _object,
