@@ -1,7 +1,7 @@
 """An environment of your own, trained by a recipe: `env.id` names the class as `module:Class`.
 
 From this folder the same works on the command line:
-`python -m offbeat train cartpole-ppo env.id=custom_env:Landing env.num_envs=16`.
+`offbeat train cartpole-ppo env.id=custom_env:Landing env.num_envs=16`.
 """
 
 import argparse

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from offbeat.algorithms import register
     from offbeat.api import Result, digest, evaluate, play, replay_run, resume, train
+    from offbeat.config.code import env_factory
     from offbeat.config.models import RunConfig
     from offbeat.observe.callbacks import Callback
     from offbeat.pipeline import Pipeline
@@ -36,6 +37,7 @@ __all__ = [
     "Ticket",
     "__version__",
     "digest",
+    "env_factory",
     "evaluate",
     "load_config",
     "play",
@@ -56,6 +58,7 @@ _HOMES = {
     "SyncRun": "offbeat.run.stepwise",
     "Ticket": "offbeat.types",
     "digest": "offbeat.api",
+    "env_factory": "offbeat.config.code",
     "evaluate": "offbeat.api",
     "play": "offbeat.api",
     "register": "offbeat.algorithms",

@@ -939,6 +939,7 @@ def test_algorithm_is_found_as_module_and_name(tmp_path: Path, monkeypatch: pyte
         ("my_algorithm:OTHER", "is no Algorithm"),
         ("my_algorithm:NONE", "AttributeError"),
         ("no_such_module:MINE", r"cannot be imported: ModuleNotFoundError.*it is module:NAME"),
+        ("antigravity:MINE", "antigravity is a module of Python itself"),
     ):
         with pytest.raises(ConfigError, match=message):
             algorithms.find(name)

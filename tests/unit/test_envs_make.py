@@ -15,13 +15,17 @@ from offbeat.config.models import EnvConfig
 from offbeat.envs import make_world
 from offbeat.envs.loop import LoopWorld
 from offbeat.envs.make import MIN_VECTOR_ENVS
+from offbeat.envs.teams import make_team
 from offbeat.envs.vector import VectorWorld
 from offbeat.errors import EnvError
 
 USER_MODULE = """
 import gymnasium
 import numpy as np
+import offbeat
 from gymnasium.vector import AutoresetMode, VectorEnv
+from os import system
+from subprocess import Popen
 
 class Mine(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
@@ -48,9 +52,14 @@ class Failing(Mine):
     def __init__(self):
         raise RuntimeError("no licence")
 
+@offbeat.env_factory
 def make_mine(value=0.5):
     return Mine(value)
 
+def undeclared():
+    return Mine()
+
+@offbeat.env_factory
 def make_vector(num_envs):
     return MineVector(num_envs)
 
@@ -167,6 +176,35 @@ def test_auto_loops_around_other_autoreset_modes_and_refuses_them_when_asked_for
 def test_mistakes_are_named(env_id: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(EnvError, match=words):
         world_of(env_id, **options)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "kwargs", "words"),
+    [
+        ("os:system", {"command": "touch {ran}"}, "os is a module of Python itself"),
+        ("subprocess:Popen", {"args": ["touch", "{ran}"]}, "subprocess is a module of Python itself"),
+        ("user_envs:system", {"command": "touch {ran}"}, "neither a class of environments nor"),
+        ("user_envs:Popen", {"args": ["touch", "{ran}"]}, "neither a class of environments nor"),
+        ("user_envs:undeclared", {}, "put @offbeat.env_factory above the function"),
+        ("user_envs:gymnasium", {}, "neither registers nor defines"),
+        ("user_envs.os:system", {}, "cannot import"),
+        (".user_envs:Mine", {}, "no name of a module"),
+    ],
+)
+@pytest.mark.usefixtures("user_module")
+def test_an_id_calls_nothing_but_environments(
+    env_id: str, kwargs: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    ran = tmp_path / "ran"
+    filled = {
+        key: [part.format(ran=ran) for part in value] if isinstance(value, list) else value.format(ran=ran)
+        for key, value in kwargs.items()
+    }
+    for vectorize in ("auto", "vector", "loop"):
+        for make in (make_world, make_team):
+            with pytest.raises(EnvError, match=words):
+                make(EnvConfig(id=env_id, kwargs=filled, vectorize=vectorize), 1)
+    assert not ran.exists()
 
 
 def test_a_world_needs_an_environment() -> None:

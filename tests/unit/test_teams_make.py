@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+import offbeat
 from offbeat.config.models import EnvConfig
 from offbeat.envs.teams import make_team
 from offbeat.envs.teams.alice_and_bob import AliceAndBobTeam
@@ -20,18 +21,22 @@ HERE = "tests.unit.test_teams_make"
 ALICE = "offbeat/AliceAndBob-v0"
 
 
+@offbeat.env_factory
 def own_team(num_envs: int, max_episode_steps: int = 50) -> AliceAndBobTeam:
     return AliceAndBobTeam(num_envs, max_steps=max_episode_steps)
 
 
+@offbeat.env_factory
 def endless_team(num_envs: int) -> AliceAndBobTeam:
     return AliceAndBobTeam(num_envs)
 
 
+@offbeat.env_factory
 def no_team(num_envs: int) -> list[int]:
     return [num_envs]
 
 
+@offbeat.env_factory
 def number() -> int:
     return 3
 
@@ -50,6 +55,7 @@ class Turns:
         pass
 
     action_space = observation_space
+    reset = step = agent_iter
 
 
 def make(env_id: str, num_envs: int = 2, **settings: Any) -> Any:

@@ -10,13 +10,11 @@ It is imported only when a configuration names it.
 
 from __future__ import annotations
 
-import importlib
-import os
 import pkgutil
-import sys
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
+from offbeat.config.code import import_named
 from offbeat.config.errors import did_you_mean
 from offbeat.errors import ConfigError
 
@@ -89,12 +87,9 @@ def config_model(name: str) -> type[AlgorithmConfig]:
 
 def _load_module(name: str) -> object:
     module, _, attribute = name.partition(":")
-    directory = os.getcwd()
-    if directory not in sys.path:
-        sys.path.append(directory)
     # Somebody else's code: whatever it raises belongs into a message that says whose it is.
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return getattr(import_named(module), attribute)
     except Exception as error:
         raise ConfigError(
             f"algorithm.name {name!r} cannot be imported: {type(error).__name__}: {error}; it is "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -37,9 +36,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Called as a command (without ``arguments``), a run is done by a child that is followed by another one
     when it is killed; killed for good by signal n, the code is 128 + n.
     """
-    # As with `python -m offbeat`: environments and plugins of the working directory are found.
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
     child = None
     if arguments is None:
         # The interpreter's last collections would walk over all of torch: a second after the last line.

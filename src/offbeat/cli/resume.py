@@ -32,6 +32,8 @@ def resume(
         from offbeat import api
         from offbeat.cli.continuing import refuse_if_done
         from offbeat.cli.recover import callbacks_for
+        from offbeat.config.code import announced_imports
 
-        refuse_if_done(run, overrides or [])
-        finish(api.resume(run, overrides=overrides or [], callbacks=callbacks_for(context.obj)), report)
+        with announced_imports():
+            refuse_if_done(run, overrides or [])
+            finish(api.resume(run, overrides=overrides or [], callbacks=callbacks_for(context.obj)), report)

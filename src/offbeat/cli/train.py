@@ -52,6 +52,8 @@ def _judge_run_of(recipe: str, overrides: Sequence[str], report: Report) -> None
     """Evaluate the run in ``run.dir``, by its own settings and the section ``eval`` as it is given here."""
     import offbeat
     from offbeat.cli.evaluate import evaluate_run
+    from offbeat.config.code import announced_imports
+    from offbeat.run.directory import settings_of
 
     given = offbeat.load_config(recipe, overrides)
     directory = given.run.dir
@@ -65,7 +67,8 @@ def _judge_run_of(recipe: str, overrides: Sequence[str], report: Report) -> None
             f"--eval-only evaluates a run that is there, but run.dir {directory} holds none: train it "
             "without --eval-only first, or name another run.dir"
         )
-    own = offbeat.load_config(Path(directory) / "config.yaml")
+    with announced_imports():
+        own = offbeat.load_config(settings_of(directory))
     if (given.algorithm.name, given.env.id) != (own.algorithm.name, own.env.id):
         raise ConfigError(
             f"run.dir {directory} holds a run of {own.algorithm.name} on {own.env.id}, not of "

@@ -13,6 +13,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator, registry
 from gymnasium.vector import VectorEnv
 
+from offbeat.config.code import import_named, is_env_factory
 from offbeat.envs.checks import check_spaces
 from offbeat.envs.loop import LoopWorld
 from offbeat.envs.user_wrappers import wrapped
@@ -24,6 +25,7 @@ from offbeat.errors import EnvError
 if TYPE_CHECKING:
     from offbeat.config.models import EnvConfig
 
+_PETTING_ZOOS = ("pettingzoo", "mpe2")
 AnyEnv = gymnasium.Env[Any, Any]
 AnyVectorEnv = VectorEnv[Any, Any, Any]
 
@@ -44,7 +46,8 @@ def make_world(config: EnvConfig, num_envs: int) -> World:
     """Make a world of ``num_envs`` environments as the configuration says.
 
     ``config.id`` is a Gymnasium id (``CartPole-v1``), an id with the module that registers it
-    (``my_package:MyEnv-v0``), or a class or function that makes the environment (``my_package.envs:MyEnv``).
+    (``my_package:MyEnv-v0``), or a class of environments (``my_package.envs:MyEnv``) or function that is
+    declared to make some by `offbeat.env_factory`.
 
     Example: ``make_world(EnvConfig(id="CartPole-v1"), 8).reset(seed=1)`` is an array ``[8, 4]``.
     """
@@ -85,9 +88,27 @@ def find_spec(env_id: str) -> EnvSpec:
     if spec is not None:
         return spec
     creator = getattr(module, name, None)
-    if callable(creator):
-        return _spec_of(creator, name)
-    raise EnvError(_unknown(env_id, name, module_name))
+    if not callable(creator):
+        raise EnvError(_unknown(env_id, name, module_name))
+    if not (_is_env_class(creator) or is_env_factory(creator) or _is_known_factory(module_name, name)):
+        raise EnvError(
+            f"env.id {env_id!r} names neither a class of environments nor a function declared to make some; "
+            "put @offbeat.env_factory above the function, or name a class with reset() and step()"
+        )
+    return _spec_of(creator, name)
+
+
+def _is_env_class(found: object) -> bool:
+    """A class of environments: Gymnasium's, vectorised ones, or one with several agents."""
+    if not inspect.isclass(found):
+        return False
+    has_methods = all(inspect.isfunction(getattr(found, name, None)) for name in ("reset", "step"))
+    return issubclass(found, (gymnasium.Env, VectorEnv)) or has_methods
+
+
+def _is_known_factory(module_name: str, name: str) -> bool:
+    """PettingZoo's way to offer an environment: a function of this name in the environment's module."""
+    return module_name.partition(".")[0] in _PETTING_ZOOS and name in ("parallel_env", "env", "raw_env")
 
 
 def _spec_of(creator: Any, name: str) -> EnvSpec:
@@ -99,7 +120,7 @@ def _spec_of(creator: Any, name: str) -> EnvSpec:
 
 def _import(module_name: str, env_id: str) -> object:
     try:
-        return importlib.import_module(module_name)
+        return import_named(module_name)
     except ImportError as error:
         raise EnvError(
             f"env.id {env_id!r}: cannot import {module_name!r} ({error}); "

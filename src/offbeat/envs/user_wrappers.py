@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Sequence
 from functools import reduce
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
+from offbeat.config.code import import_named
 from offbeat.envs.checks import check_spaces
 from offbeat.errors import EnvError
 
@@ -39,7 +39,7 @@ def _find(name: str, index: int) -> type[gymnasium.Wrapper[Any, Any, Any, Any]]:
     where = f"env.wrappers[{index}]"
     module_name, _, path = name.partition(":")
     try:
-        found: object = reduce(getattr, path.split("."), importlib.import_module(module_name))
+        found: object = reduce(getattr, path.split("."), import_named(module_name))
     except ImportError as error:
         raise EnvError(
             f"{where}: cannot import {module_name!r} ({error}); install the package, or run from the folder "

@@ -36,8 +36,8 @@ def make_team(config: EnvConfig, num_envs: int) -> Team:
     """Make a team of ``num_envs`` environments as the configuration says.
 
     ``config.id`` is a Gymnasium id (``offbeat/AliceAndBob-v0``), an id with the module that registers it
-    (``lbforaging:Foraging-8x8-2p-3f-coop-v3``), or a class or function that makes a Gymnasium environment
-    with Tuple spaces, a parallel environment as PettingZoo defines it
+    (``lbforaging:Foraging-8x8-2p-3f-coop-v3``), or a class, or function declared by `offbeat.env_factory`,
+    that makes a Gymnasium environment with Tuple spaces, a parallel environment as PettingZoo defines it
     (``mpe2.simple_spread_v3:parallel_env``) or, when it takes ``num_envs``, a `Team`.
 
     Example: ``make_team(EnvConfig(id="offbeat/AliceAndBob-v0"), 8).reset(seed=1).obs`` is ``[8, 2, 18]``.

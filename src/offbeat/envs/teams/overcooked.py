@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from offbeat.config.code import env_factory
 from offbeat.envs.teams.team import Floats
 from offbeat.errors import EnvError
 
@@ -19,6 +20,7 @@ NUM_COOKS = 2
 Info = dict[str, Any]
 
 
+@env_factory
 def make(
     layout: str = "cramped_room",
     horizon: int = 400,
