@@ -542,8 +542,8 @@ def test_looking_at_things_needs_no_torch(arguments: list[str]) -> None:
 def test_public_names_are_fixed() -> None:
     assert sorted(offbeat.__all__) == [
         "Batch", "Callback", "PerWorker", "Pipeline", "PlayResult", "Result", "Segment", "SyncRun", "Ticket",
-        "__version__", "digest", "evaluate", "load_config", "play", "register", "replay_run", "resume",
-        "train",
+        "__version__", "digest", "env_factory", "evaluate", "load_config", "play", "register", "replay_run",
+        "resume", "train",
     ]  # fmt: skip
     assert set(offbeat.__all__) <= set(dir(offbeat))
 

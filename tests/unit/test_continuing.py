@@ -130,7 +130,7 @@ def test_a_run_that_is_not_there_is_a_mistake_of_the_user(
     (tmp_path / "runs" / "pole").mkdir(parents=True)
     (tmp_path / "runs" / "pole" / "manifest.json").write_text("{}")
     assert run(verb, "nothere") == 2
-    assert "there is nothing of this name; the newest runs: runs/pole" in capfd.readouterr().err
+    assert "; the newest runs: runs/pole" in capfd.readouterr().err
     (tmp_path / "nothere").mkdir()
     assert run(verb, "nothere") == 2
     assert "is not a run directory: it has n" in capfd.readouterr().err

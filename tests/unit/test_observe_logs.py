@@ -66,8 +66,12 @@ FULL = Path("/dev/full")
 @pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
 def test_a_full_disk_costs_lines_and_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told: list[str] = []
-    (tmp_path / "worker_0.log").symlink_to(FULL)
     logger = open_log(tmp_path, "worker_0", on_fault=told.append)
+    (handler,) = logger.handlers
+    assert isinstance(handler, logging.FileHandler)
+    before = handler.setStream(FULL.open("a"))
+    assert before is not None
+    before.close()
     logger.info("one")
     logger.info("two")
     close_log(logger)

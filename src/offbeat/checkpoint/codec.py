@@ -7,11 +7,12 @@ plain JSON becomes an object with one key, its tag: ``(1, b"x")`` is ``{"tuple":
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,10 @@ _DTYPES = frozenset(
 )
 _DICTS: dict[type, str] = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
 _Path = tuple[str | int, ...]
+_UNFIT = (
+    *(KeyError, TypeError, ValueError, IndexError, AttributeError, struct.error),
+    *(RecursionError, OverflowError, MemoryError, AssertionError),
+)
 
 
 def pack(tree: StateTree, root: str = "state") -> tuple[Json, dict[str, Array]]:
@@ -66,10 +71,22 @@ def unpack(skeleton: Json, arrays: Mapping[str, Array]) -> StateTree:
     """Put together what `pack` split; CheckpointError when the two do not belong together."""
     try:
         return _unpack(skeleton, arrays)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, struct.error) as error:
+    except _UNFIT as error:
         raise CheckpointError(
             f"this is not a state that offbeat packed ({type(error).__name__}: {error}); "
             "use another checkpoint"
+        ) from error
+
+
+@contextlib.contextmanager
+def fitting(what: str) -> Iterator[None]:
+    """Load a part of a checkpoint in the block; CheckpointError when it has not the form of ``what``."""
+    try:
+        yield
+    except _UNFIT as error:
+        raise CheckpointError(
+            f"the checkpoint does not fit {what} ({type(error).__name__}: {error}); "
+            "use one that this run and this version of offbeat wrote"
         ) from error
 
 

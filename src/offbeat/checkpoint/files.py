@@ -12,6 +12,7 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from offbeat.errors import CheckpointError
+from offbeat.reading import ARRAYS_BYTES, open_file
 from offbeat.types import Array
 
 
@@ -63,7 +64,7 @@ def sync(path: Path) -> None:
 
 def sha256(path: Path) -> str:
     """SHA-256 of a file's content (hex)."""
-    with path.open("rb") as file:
+    with open_file(path, ARRAYS_BYTES) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

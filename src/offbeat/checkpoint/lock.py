@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from offbeat.errors import CheckpointError
+from offbeat.reading import LINE_BYTES, open_file
 
 _PATIENCE_S = 2.0
 _POLL_S = 0.02
@@ -17,7 +18,12 @@ class RunLock:
     """Held while a process writes to a run directory; the system releases it when the process dies."""
 
     def __init__(self, directory: Path) -> None:
-        self._file = (directory / "lock").open("a+")
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                open_file(directory / "lock", LINE_BYTES).close()  # refuses what could be waited for
+            self._file = (directory / "lock").open("a+")
+        except OSError as error:
+            raise CheckpointError(f"{directory / 'lock'} cannot be opened: {error.strerror}") from error
         if not _lock_soon(self._file.fileno()):
             self._file.seek(0)
             owner = self._file.read().strip() or "unknown"

@@ -27,6 +27,7 @@ import numpy as np
 from offbeat.checkpoint import files
 from offbeat.checkpoint.codec import digest, pack, plain_array, unpack
 from offbeat.errors import CheckpointError
+from offbeat.reading import DESCRIPTION_BYTES, STATE_BYTES, parse_json, read_file
 from offbeat.types import Array, StateTree
 
 FORMAT = 1
@@ -34,6 +35,7 @@ _MANIFEST, _WEIGHTS = "manifest.json", "weights.safetensors"
 _STEP = re.compile(r"step_(\d{8,})")
 _TEMPORARY = re.compile(r"\.(writing|aside|retired)-(\d+)-(step_\d{8,})")
 _PART = re.compile(r"[a-z][a-z0-9_]*")
+_FILE = re.compile(r"[a-z][a-z0-9_]*\.(json|safetensors)")
 _log = logging.getLogger(__name__)
 
 
@@ -50,6 +52,13 @@ class LoadedCheckpoint:
     path: Path
     score: float | None
     warnings: tuple[str, ...] = ()
+
+
+class _Parts(dict[str, StateTree]):
+    """Parts of a checkpoint by name; asking for one that it does not have is a CheckpointError."""
+
+    def __missing__(self, name: str) -> StateTree:
+        raise CheckpointError(f"the checkpoint has no part {name!r}: use one that this run wrote")
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +299,7 @@ class CheckpointManager:
             for name, (size, sha) in manifest.files.items():
                 _verify(directory / name, size, sha)
             names = [name.removesuffix(".json") for name in manifest.files if name.endswith(".json")]
-            parts = {name: _read_part(directory, name) for name in names}
+            parts = _Parts({name: _read_part(directory, name) for name in names})
             are_packed = "weights" in parts
             weights = parts.pop("weights") if are_packed else files.read_arrays(directory / _WEIGHTS)
         except OSError as error:
@@ -359,30 +368,43 @@ def _seal(body: Mapping[str, Any]) -> str:
 
 def _read_manifest(directory: Path) -> _Manifest:
     try:
-        body = json.loads((directory / _MANIFEST).read_bytes())
+        body = parse_json(read_file(directory / _MANIFEST, DESCRIPTION_BYTES))
         seal = body.pop("sha256")
-        listed = {name: (entry["bytes"], entry["sha256"]) for name, entry in body["files"].items()}
-        manifest = _Manifest(body["version"], body["score"], body["weights_digest"], listed)
+        if seal != _seal(body):
+            raise CheckpointError(f"{_MANIFEST} was altered after it was written")
+        if body["format"] != FORMAT:
+            raise CheckpointError(f"it has format {body['format']!r:.20}, this offbeat reads format {FORMAT}")
+        manifest = _manifest_of(body)
     except FileNotFoundError as error:
         raise CheckpointError(f"{_MANIFEST} is missing, so it was never finished") from error
     except OSError as error:
         raise CheckpointError(f"{_MANIFEST} cannot be read ({error})") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         # Not repr: that of a decoding error holds the whole file.
         what = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{_MANIFEST} is torn or not one of ours ({what})") from error
-    if seal != _seal(body):
-        raise CheckpointError(f"{_MANIFEST} was altered after it was written")
-    if body["format"] != FORMAT:
-        raise CheckpointError(f"it has format {body['format']}, this offbeat reads format {FORMAT}")
     if directory.name != f"step_{manifest.version:08d}":
         raise CheckpointError(f"{_MANIFEST} belongs to version {manifest.version}")
     return manifest
 
 
+def _manifest_of(body: Mapping[str, Any]) -> _Manifest:
+    version, score, listed = body["version"], body["score"], {}
+    if type(version) is not int or not isinstance(score, float | int | None):
+        raise TypeError("version or score is of another type")
+    for name, entry in body["files"].items():
+        if not _FILE.fullmatch(name) or type(entry["bytes"]) is not int:
+            raise ValueError(f"{name!r:.60} is no file of a checkpoint")
+        listed[name] = (entry["bytes"], str(entry["sha256"]))
+    expected = {_WEIGHTS, *(name.replace(".json", ".safetensors") for name in listed)}
+    if missing := expected - set(listed):
+        raise ValueError(f"it does not list {', '.join(sorted(missing))}")
+    return _Manifest(version, score, str(body["weights_digest"]), listed)
+
+
 def _verify(path: Path, size: int, sha: str) -> None:
     if not path.is_file():
-        raise CheckpointError(f"{path.name} is missing")
+        raise CheckpointError(f"{path.name} is {'not a file' if path.exists() else 'missing'}")
     found = path.stat().st_size
     if found != size:
         raise CheckpointError(f"{path.name} has {found} bytes instead of {size}")
@@ -399,7 +421,7 @@ def _write_part(directory: Path, name: str, tree: StateTree) -> dict[str, Array]
 
 def _read_part(directory: Path, name: str) -> StateTree:
     try:
-        skeleton = json.loads((directory / f"{name}.json").read_bytes())
+        skeleton = parse_json(read_file(directory / f"{name}.json", STATE_BYTES))
     except ValueError as error:  # right when it was verified a moment ago: the disk itself is failing
         raise CheckpointError(f"{name}.json is not JSON ({type(error).__name__}: {error})") from error
     return unpack(skeleton, files.read_arrays(directory / f"{name}.safetensors"))

@@ -11,6 +11,7 @@ from offbeat.cli.history import RunHistory, read_history
 from offbeat.errors import ConfigError
 
 _EPISODES = 100
+_HUGE = 1e300
 
 
 def resume_command(
@@ -62,7 +63,7 @@ def _needed(
 
 def _number(value: object) -> float:
     """Return a metric as a number; NaN for one that is not known."""
-    return float(value) if isinstance(value, int | float) else math.nan
+    return float(value) if isinstance(value, int | float) and abs(value) < _HUGE else math.nan
 
 
 def _full_name(override: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -11,13 +10,29 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.errors import OffbeatError
+from offbeat.reading import parse_json, read_lines
 
 Record = Mapping[str, Any]
 """One event."""
 
 _KEPT = 20
-_ROUND = re.compile(rb'\{"kind":"round","time":([\d.]+),"version":(\d+),.*\}\n', re.DOTALL)
-_AGE = re.compile(rb'"pace/max_(?:sample|replayed)_age":([\d.]+)')
+_ROUND = re.compile(rb'\{"kind":"round","time":(\d{1,11}(?:\.\d+)?),"version":(\d{1,15}),.*\}\n', re.DOTALL)
+_AGE = re.compile(rb'"pace/max_(?:sample|replayed)_age":(\d{1,15}(?:\.\d+)?)')
+_LAST_TIME_S = 1e11
+"""A later time than any calendar here can show."""
+_FIELDS: Mapping[str, Mapping[str, type]] = {
+    "start": {"version": int},
+    "resume": {"version": int},
+    "health": {"component": str, "state": str, "detail": str},
+    "worker_lost": {"lane": int, "reason": str},
+    "eval": {"version": int, "metrics": dict},
+    "stall": {"waits": list, "stacks": dict},
+    "finish": {"reason": str},
+    "restart": {"version": int, "reason": str, "attempt": int},
+    "rollback": {"version": int, "reason": str, "attempt": int},
+}
+"""Fields of events that are relied on, and what they are."""
+_REQUIRED = {"health": {"component", "state"}, "worker_lost": {"lane"}}
 
 REPLAY_METRIC = "learn/replay_size"
 """As in ``observe.text``, whose imports would take longer than all of a command."""
@@ -120,14 +135,36 @@ def read_history(path: Path) -> RunHistory:
     """Read a run's ``events.jsonl``. A line that is not whole is passed over and counted."""
     reader = _Reader()
     try:
-        with path.open("rb") as file:
-            for line in file:
-                reader.take(line)
+        for line in read_lines(path):
+            reader.take(line)
     except FileNotFoundError as error:
         raise OffbeatError(
             f"there is no {path.name} in {path.parent}: give the directory of a run"
         ) from error
+    except OSError as error:
+        raise OffbeatError(f"{path} cannot be read: {error.strerror}") from error
     return reader.end()
+
+
+def _checked(event: Any) -> dict[str, Any]:
+    """Return the event with its time as a float; an error if it has not the form of its kind."""
+    kind, time_s = event["kind"], float(event["time"])
+    if not isinstance(kind, str) or not 0 <= time_s < _LAST_TIME_S:
+        raise ValueError("no event")
+    if _REQUIRED.get(kind, set()) - event.keys():
+        raise KeyError(kind)
+    if not all(isinstance(wait, dict) for wait in event.get("waits", ())):
+        raise TypeError("waits")
+    return {**_with_types(event, _FIELDS.get(kind, {})), "time": time_s}
+
+
+def _with_types(event: Any, types: Mapping[str, type]) -> dict[str, Any]:
+    """Return the event if its fields are of these types or missing."""
+    if not isinstance(event, dict) or not all(
+        isinstance(event.get(name, kind()), kind) for name, kind in types.items()
+    ):
+        raise TypeError("a field of another type")
+    return event
 
 
 class _Reader:
@@ -145,20 +182,19 @@ class _Reader:
             self._trained(float(match[1]), int(match[2]), _AGE.findall(line))
             return
         try:
-            event = json.loads(line)
-            time_s, kind = float(event["time"]), str(event["kind"])
-        except (ValueError, KeyError, TypeError):
+            event = _checked(parse_json(line))
+        except (ValueError, KeyError, TypeError, OverflowError):
             self._history.num_unreadable += 1
             return
-        self._history.last_s, self._history.last_kind = time_s, kind
-        match kind:
+        self._history.last_s, self._history.last_kind = event["time"], event["kind"]
+        match event["kind"]:
             case "start" | "resume":
                 self._began(event)
             case "health":
                 self._health(event)
             case "worker_lost":
                 name, reason = f"collector_{event['lane']}", str(event.get("reason", ""))
-                self._lost(name, time_s, reason, "worker_lost")
+                self._lost(name, event["time"], reason, "worker_lost")
             case "eval":
                 self._history.evaluation = event
             case "eval_failed":
@@ -176,8 +212,11 @@ class _Reader:
 
     def end(self) -> RunHistory:
         """Return the history."""
-        if self._round:
-            self._history.last_round = json.loads(self._round)
+        try:
+            last = parse_json(self._round) if self._round else {}
+            self._history.last_round = _with_types(last, {"metrics": dict})
+        except (ValueError, TypeError):
+            self._history.num_unreadable += 1
         return self._history
 
     def _trained(self, time_s: float, version: int, ages: Sequence[bytes]) -> None:

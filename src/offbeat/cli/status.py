@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 import time
@@ -25,11 +24,13 @@ from offbeat.cli.history import (
 )
 from offbeat.cli.output import EXIT_FAILED, JsonFlag, reporting, show_table
 from offbeat.cli.resume import RunDirectory
+from offbeat.reading import CONFIG_BYTES, DESCRIPTION_BYTES, open_file, parse_json, read_file
 
 State = Literal["running", "restarting", "stuck", "finished", "stopped", "failed", "killed"]
 _WELL = ("running", "restarting", "finished", "stopped")
 _LEAST_STUCK_S = 60.0
 _STUCK_ROUNDS = 10
+_HUGE = 1e300
 _STEP = re.compile(r"step_(\d{8,})")
 
 
@@ -150,12 +151,12 @@ def read_status(directory: Path, now_s: float, stuck_after_s: float | None = Non
         state=state,
         reason=reason,
         pid=pid or None,
-        rounds=setting(settings, "run", "rounds"),
+        rounds=rounds if type(rounds := setting(settings, "run", "rounds")) is int else None,
         quiet_s=quiet_s,
         history=history,
         checkpoints=_checkpoints(directory / "checkpoints", now_s, is_held),
         now_s=now_s,
-        stop_return=setting(settings, "run", "stop_return"),
+        stop_return=_number(setting(settings, "run", "stop_return")),
     )
 
 
@@ -164,7 +165,7 @@ def lock_owner(path: Path) -> int | None:
     try:
         import fcntl
 
-        with path.open("rb") as file:
+        with open_file(path, DESCRIPTION_BYTES) as file:
             try:
                 # Shared and for an instant: it hinders nobody but a run that begins in this very moment.
                 fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -204,21 +205,18 @@ def read_settings(directory: Path) -> Mapping[str, Any]:
     path = directory / "resolved.yaml"
     if not path.exists():
         return {}
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
+    from offbeat.config.layers import parse_yaml
 
     try:
-        found = YAML(typ="safe", pure=True).load(path)
-    except (OSError, YAMLError):
+        layer, _ = parse_yaml(read_file(path, CONFIG_BYTES).decode(), path.name)
+    except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return {} if layer is None else layer.values
 
 
 def _manifest_name(directory: Path) -> str:
-    import json
-
     try:
-        return str(json.loads((directory / "manifest.json").read_bytes())["name"])
+        return str(parse_json(read_file(directory / "manifest.json", DESCRIPTION_BYTES))["name"])
     except (OSError, ValueError, KeyError, TypeError):
         return directory.name
 
@@ -386,7 +384,7 @@ def _counts(history: RunHistory) -> dict[str, float]:
 
 
 def _number(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and math.isfinite(value)
+    is_number = isinstance(value, int | float) and abs(value) < _HUGE  # not NaN, not infinite
     return float(value) if is_number else None  # type: ignore[arg-type]
 
 

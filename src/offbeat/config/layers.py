@@ -8,6 +8,7 @@ from functools import reduce
 from typing import Any, cast
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
@@ -16,6 +17,7 @@ from offbeat.config.errors import Problem
 Path = tuple[str | int, ...]
 """Keys and list positions from the top, e.g. ``("env", "num_envs")``."""
 
+_MAX_DEPTH, _MAX_VALUES = 50, 50_000
 _TEXT_TAGS = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:str")
 _FRESH_START: Mapping[Path, tuple[Path, ...]] = {
     ("algorithm", "name"): (("algorithm",),),
@@ -68,9 +70,13 @@ def dotted(path: Path) -> str:
 def parse_yaml(text: str, source: str) -> tuple[Layer | None, list[Problem]]:
     """Read a YAML mapping into a layer; None when the text cannot be used at all."""
     try:
-        root = YAML(typ="safe", pure=True).compose(text)
+        yaml = YAML(typ="safe", pure=True)
+        yaml.Composer = _ShallowComposer
+        root = yaml.compose(text)
     except YAMLError as error:
         return None, [_syntax_problem(error, text, source)]
+    except _TooMuchError:
+        return None, [Problem(source, "", None, f"it is nested deeper than {_MAX_DEPTH} levels")]
     if root is None:
         return None, [
             Problem(source, "", None, "the file is empty; it needs at least algorithm.name and env.id")
@@ -80,7 +86,10 @@ def parse_yaml(text: str, source: str) -> tuple[Layer | None, list[Problem]]:
         return None, [Problem(where, "", None, "expected sections such as `env:`, found something else")]
     reader = _Reader(source)
     reader.places[()] = Place(source, root.start_mark.line + 1)
-    values = reader.mapping(root, ())
+    try:
+        values = reader.mapping(root, ())
+    except _TooMuchError:
+        return None, [Problem(source, "", None, f"its aliases stand for more than {_MAX_VALUES:,} values")]
     return Layer(values, reader.places), reader.problems
 
 
@@ -125,6 +134,24 @@ def _reason(error: YAMLError) -> str:
     return "a character that YAML does not allow"
 
 
+class _TooMuchError(Exception):
+    """A text says more than any configuration does."""
+
+
+class _ShallowComposer(Composer):
+    """Follows a text only so deep: the library needs far more than a second for thousands of levels."""
+
+    _depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise _TooMuchError
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
 class _Reader:
     """Turns YAML nodes into plain values, noting the line of every key and every mistake on the way."""
 
@@ -134,6 +161,7 @@ class _Reader:
         self._source = source
         self._scalars = YAML(typ="safe", pure=True).constructor
         self._open: list[Node] = []
+        self._num_values = 0
 
     def mapping(self, node: MappingNode, path: Path) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -151,6 +179,9 @@ class _Reader:
         return values
 
     def value(self, node: Node, path: Path) -> object:
+        self._num_values += 1
+        if self._num_values > _MAX_VALUES:
+            raise _TooMuchError
         if any(node is parent for parent in self._open):
             self._complain(Place(self._source, node.start_mark.line + 1), path, "the alias contains itself")
             return None

@@ -25,6 +25,7 @@ from offbeat.config.layers import Layer, dotted
 from offbeat.config.models import AlgorithmConfig, Conflict, RunConfig, Section
 from offbeat.config.recipes import RecipeBook
 from offbeat.errors import ConfigError
+from offbeat.reading import CONFIG_BYTES, read_file
 
 AlgorithmModel = Callable[[str], type[AlgorithmConfig]]
 """Finds the config model of an algorithm by name; raises ``ConfigError`` with the fix when it cannot."""
@@ -130,7 +131,7 @@ def _read_chain(
 ) -> tuple[list[Layer], list[Problem]]:
     """Read a file and, below it, what it extends."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path, CONFIG_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         return [], [Problem(name, "", None, f"cannot be read: {reason}")]

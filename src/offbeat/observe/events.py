@@ -22,10 +22,12 @@ from typing import Any
 import numpy as np
 
 from offbeat.errors import CheckpointError, OffbeatError
+from offbeat.reading import JOURNAL_BYTES, LINE_BYTES, open_file, open_to_append, parse_json, read_lines
 
 Record = dict[str, Any]
 """One line of a journal."""
 
+_BLOCK_BYTES = 1 << 16
 _log = logging.getLogger(__name__)
 
 
@@ -42,7 +44,7 @@ class _Journal:
         self._on_fault = on_fault
         self._has_told = False
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab", buffering=0)
+        self._file = open_to_append(path)
         self._length = 0  # of all whole lines, in bytes
         self._cut_torn_line()
 
@@ -87,10 +89,17 @@ class _Journal:
         self._length += len(lines)
 
     def _cut_torn_line(self) -> None:
-        with self.path.open("rb") as file:
-            data = file.read()
-        self._length = data.rfind(b"\n") + 1
-        if self._length < len(data):
+        with open_file(self.path, JOURNAL_BYTES) as file:
+            size = start = file.seek(0, os.SEEK_END)
+            self._length = 0
+            while start > 0 and self._length == 0:
+                if size - start > LINE_BYTES:
+                    raise OSError(f"its last line has more than {LINE_BYTES:,} bytes")
+                start = max(0, start - _BLOCK_BYTES)
+                file.seek(start)
+                found = file.read(_BLOCK_BYTES).rfind(b"\n")
+                self._length = start + found + 1 if found >= 0 else 0
+        if self._length < size:
             self._cut(self._length)
 
 
@@ -192,14 +201,16 @@ def read_schedule(path: str | Path) -> list[Record]:
 
 def _read_lines(path: Path) -> Iterator[Record]:
     try:
-        data = path.read_bytes()
+        lines = [line for line in read_lines(path) if line.endswith(b"\n")]
     except FileNotFoundError as error:
         raise OffbeatError(
             f"there is no {path.name} in {path.parent}: give the directory of a run"
         ) from error
-    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
+    except OSError as error:
+        raise OffbeatError(f"{path} cannot be read: {error.strerror}") from error
+    for number, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except ValueError as error:
             raise OffbeatError(
                 f"{path}:{number} is not a line of JSON ({error}); delete that line to read the rest"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from offbeat.reading import open_to_append
 from offbeat.types import Ticket
 
 _FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(message)s"
@@ -80,6 +82,9 @@ class _FileHandler(logging.FileHandler):
         super().__init__(path, encoding="utf-8")
         self._on_fault = on_fault
         self._has_told = False
+
+    def _open(self) -> io.TextIOWrapper:
+        return io.TextIOWrapper(open_to_append(Path(self.baseFilename)), "utf-8", write_through=True)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Report the first line that could not be written; other errors are those of the caller."""

@@ -17,6 +17,8 @@ import traceback
 from pathlib import Path
 from typing import IO
 
+from offbeat.reading import open_to_append
+
 _CLOSE_TIMEOUT_S = 2.0
 _PR_SET_PDEATHSIG = 1
 _NICENESS = 10
@@ -80,7 +82,7 @@ def _log_file(directory: Path) -> contextlib.AbstractContextManager[IO[bytes] | 
     """Open the file for the child's output; the null device, when no file can be written."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        return open(directory / "tensorboard.log", "ab", buffering=0)
+        return open_to_append(directory / "tensorboard.log")
     except OSError:
         return contextlib.nullcontext(subprocess.DEVNULL)
 

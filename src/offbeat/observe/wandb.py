@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.errors import ConfigError
+from offbeat.reading import DESCRIPTION_BYTES, read_file
 
 _log = logging.getLogger(__name__)
 
@@ -73,4 +74,4 @@ def _run_id(directory: Path) -> str:
     if not path.exists():
         directory.mkdir(parents=True, exist_ok=True)
         path.write_text(secrets.token_hex(8) + "\n")
-    return path.read_text().strip()
+    return read_file(path, DESCRIPTION_BYTES).decode(errors="replace").strip()

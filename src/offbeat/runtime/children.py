@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import psutil
 
+from offbeat.reading import open_to_append
 from offbeat.runtime.shared import Block, pack_object, pickled_role
 from offbeat.runtime.spec import RunSpec, thread_limits
 from offbeat.runtime.supervision import Pulse, process_state
@@ -135,7 +136,7 @@ def _log_file(directory: Path | None, name: str) -> contextlib.AbstractContextMa
     """Open the file for a worker's output; None where none can be written: it goes with the driver's."""
     if directory is not None:
         with contextlib.suppress(OSError):
-            return open(directory / f"{name}.log", "ab", buffering=0)
+            return open_to_append(directory / f"{name}.log")
     return contextlib.nullcontext()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from offbeat.config.settings import Settings
+from offbeat.errors import CheckpointError, OffbeatError
 from offbeat.roles import Evaluator, Learner, PerWorker, WorkerContext
 from offbeat.runtime.base import close_learner
 from offbeat.seeding import derive_seed
@@ -120,7 +121,7 @@ class RunSpec:
             learner = make_ranked(self, context, host, launcher)
         if state is not None:
             try:
-                learner.load_state_dict(state)
+                _load(learner, state)
             except BaseException:
                 close_learner(learner)
                 raise
@@ -131,3 +132,15 @@ def thread_limits(num_threads: int) -> dict[str, str]:
     """Environment variables that limit the threads of numeric libraries."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     return {name: str(num_threads) for name in names}
+
+
+def _load(learner: Learner, state: StateTree) -> None:
+    try:
+        learner.load_state_dict(state)
+    except OffbeatError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"the checkpoint does not fit the learner ({type(error).__name__}: {error}); use one that this "
+            "run and this version of its code wrote"
+        ) from error
