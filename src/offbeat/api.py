@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from offbeat import algorithms
 from offbeat.algorithms.judging import MAX_EPISODE_STEPS
 from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
+from offbeat.config.code import announced_imports
 from offbeat.config.models import RunConfig, RuntimeKind
 from offbeat.errors import ConfigError
 from offbeat.observe.callbacks import Callback
@@ -17,16 +18,17 @@ from offbeat.pipeline import ReplayReport
 from offbeat.roles import WorkerContext
 from offbeat.run.adapters import as_evaluator
 from offbeat.run.directory import (
-    UNTIL,
     Overrides,
     copy_description,
+    earlier_settings,
     existing,
     joined,
     removed_on_error,
+    settings_of,
     until_version,
 )
 from offbeat.run.replay import last_version
-from offbeat.run.saving import learner_digest
+from offbeat.run.saving import check_algorithm, fitting_weights, learner_digest
 from offbeat.run.start import (
     Result,
     few_threads,
@@ -73,6 +75,7 @@ def train(
         return run_to_completion(prepared, callbacks, clock)
 
 
+@announced_imports()
 def resume(
     run_dir: str | Path,
     *,
@@ -88,6 +91,7 @@ def resume(
     return run_to_completion(prepared, callbacks, SystemClock())
 
 
+@announced_imports()
 def evaluate(
     run_dir: str | Path,
     *,
@@ -105,6 +109,7 @@ def evaluate(
     config = load_for_resume(directory, chosen)
     manager = CheckpointManager(directory / "checkpoints")
     saved = _load(manager, manager.best() if best else None)
+    check_algorithm(saved, config.algorithm.name)
     seed = derive_seed(config.run.seed, "evaluate", saved.version) if seed is None else seed
     context = WorkerContext(collector=0, num_collectors=1, seed=seed)
     evaluate = make_roles(config).evaluate
@@ -114,9 +119,11 @@ def evaluate(
             " give Roles(evaluate=PerWorker(...)) in its build"
         )
     evaluator = as_evaluator(evaluate.make(context))
-    return {"eval/version": float(saved.version), **evaluator.evaluate(saved.weights, seed)}
+    with fitting_weights(saved):
+        return {"eval/version": float(saved.version), **evaluator.evaluate(saved.weights, seed)}
 
 
+@announced_imports()
 def play(
     run_dir: str | Path,
     *,
@@ -142,7 +149,7 @@ def play(
     from offbeat.run import playing
 
     directory = existing(run_dir)
-    config = load(directory / "config.yaml")
+    config = load(settings_of(directory))
     wishes = playing.Wishes(
         episodes=episodes,
         seed=config.run.seed if seed is None else seed,
@@ -156,11 +163,14 @@ def play(
     )
     manager = CheckpointManager(directory / "checkpoints")
     saved = _load(manager, manager.best() if best else None)
-    policy = make_roles(config).policy(saved.weights)
+    check_algorithm(saved, config.algorithm.name)
     show = algorithms.find(config.algorithm.name).show
-    return playing.play(config.eval_env, policy, saved.version, wishes, show)
+    with fitting_weights(saved):
+        policy = make_roles(config).policy(saved.weights)
+        return playing.play(config.eval_env, policy, saved.version, wishes, show)
 
 
+@announced_imports()
 def replay_run(
     run_dir: str | Path,
     on_round: Callable[[int, int], None] | None = None,
@@ -176,8 +186,8 @@ def replay_run(
     and played. ``on_round(version, rounds)`` is called after each round.
     """
     directory = existing(run_dir)
-    earlier = sorted(directory.glob(UNTIL.format("*")))
-    paths = [*earlier, directory / "config.yaml"]
+    earlier = earlier_settings(directory)
+    paths = [*earlier, settings_of(directory)]
     configs = [load(path) for path in paths]
     pipelines = [make_pipeline(config, directory, "", ()) for config in configs]
     changes = [until_version(path) for path in earlier]

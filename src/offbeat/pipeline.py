@@ -25,6 +25,7 @@ from offbeat.run.driver import Driver, StartPoint
 from offbeat.run.observers import attach
 from offbeat.run.replay import ReplayReport, Stage, replay
 from offbeat.run.restarts import OpenRun, Report, RestartPolicy, start_point
+from offbeat.run.saving import check_algorithm, notice_of_lost_rounds
 from offbeat.runtime import make_runtime
 from offbeat.runtime.clock import SystemClock
 from offbeat.runtime.spec import RunSpec
@@ -125,12 +126,19 @@ class Pipeline:
         if not resumed and self._run_dir is not None and (self._run_dir / "schedule.jsonl").exists():
             raise ConfigError(f"run_dir {self._run_dir} already holds a run: resume it, or choose another")
         self._pace = replace(self._pace, rounds=rounds, stepwise=stepwise)
-        manager = self._checkpoints() if resumed else None
-        saved = manager.load() if manager is not None and manager.versions() else None
-        notices = () if resumed else self._notices
-        point = start_point(saved) if saved is not None else StartPoint(warnings=notices, resumed=resumed)
+        point = self._resume_point() if resumed else StartPoint(warnings=self._notices)
         policy = RestartPolicy(self.settings.run, self._run_dir, SystemClock())
         return OpenRun(self._make_driver, point, policy, self._requests, self._run_dir)
+
+    def _resume_point(self) -> StartPoint:
+        """Return the newest good checkpoint, or the beginning with a notice of what is lost."""
+        manager = self._checkpoints()
+        if not manager.versions():
+            lost = notice_of_lost_rounds(manager.directory.with_name("events.jsonl"))
+            return StartPoint(warnings=(lost,), resumed=True)
+        saved = manager.load()
+        check_algorithm(saved, self._about().algorithm)
+        return start_point(saved)
 
     def _make_driver(self, point: StartPoint) -> Driver:
         """Make the driver of one start of the run."""

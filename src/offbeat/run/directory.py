@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
+import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from offbeat.checkpoint import CheckpointManager, files
 from offbeat.config.loader import dump_yaml
 from offbeat.config.models import RunConfig
 from offbeat.errors import ConfigError, OffbeatError, RunNotFound
 from offbeat.observe.callbacks import Callback, RunInfo
+from offbeat.reading import CONFIG_BYTES, DESCRIPTION_BYTES, parse_json, read_file
 from offbeat.runtime.clock import Clock
 
 Overrides = Mapping[str, object] | Sequence[str]
 """Settings by dotted key: a mapping, or ``key=value`` strings."""
+_CONFIG, _RESOLVED, _CHECKSUMS = "config.yaml", "resolved.yaml", "sha256"
 UNTIL = "config-until-{}.yaml"
+_UNTIL_NAME = re.compile(r"config-until-\d{8,15}\.yaml")
 """Name of the file with the settings that a run had until a version."""
 
 
@@ -68,12 +75,50 @@ def not_found(directory: Path, lacks: str) -> RunNotFound:
     """Return the error for a directory that holds no run."""
     if directory.exists():
         return RunNotFound(f"{directory} is not a run directory: {lacks}")
-    runs = sorted(Path("runs").glob("*/manifest.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    newest = ", ".join(str(path.parent) for path in runs[:3])
-    return RunNotFound(
-        f"{directory} is not a run directory: there is nothing of this name"
-        + (f"; the newest runs: {newest}" if newest else "")
-    )
+    manifests = [path for place in (directory.parent, Path("runs")) for path in place.glob("*/manifest.json")]
+    runs = sorted({path.parent for path in manifests}, key=lambda path: path.stat().st_mtime, reverse=True)
+    names = {path.name: str(path) for path in reversed(runs)}
+    if near := difflib.get_close_matches(directory.name, names, n=3, cutoff=0.5):
+        hint = f"; did you mean {' or '.join(names[name] for name in near)}?"
+    else:
+        hint = f"; the newest runs: {', '.join(map(str, runs[:3]))}" if runs else ""
+    return RunNotFound(f"there is no directory {directory}{hint}")
+
+
+def settings_of(run_dir: str | Path) -> Path:
+    """Return the file with a run's settings; ConfigError when it is not as the run wrote it."""
+    path = existing(run_dir) / _CONFIG
+    if problem := changed_settings(path.parent, _CONFIG):
+        raise ConfigError(
+            f"{problem}. Put it back; change settings with `offbeat resume {run_dir} KEY=VALUE`, or start a "
+            f"new run with `offbeat train {path}`"
+        )
+    return path
+
+
+def changed_settings(directory: Path, name: str) -> str:
+    """Return what is wrong with a file of settings; empty for one as the run wrote it.
+
+    Runs of older versions have no checksums, and of a damaged manifest none can be read.
+    """
+    path, known = directory / name, _manifest(directory).get(_CHECKSUMS)
+    allowed = known.get(name) if isinstance(known, dict) else None
+    if not isinstance(allowed, list):
+        return ""
+    try:
+        found = hashlib.sha256(read_file(path, CONFIG_BYTES)).hexdigest()
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+    return "" if found in allowed else f"{path} was changed since the run wrote it (manifest.json: sha256)"
+
+
+def _manifest(directory: Path) -> dict[str, Any]:
+    """The manifest of a run; empty for a damaged one."""
+    try:
+        found = parse_json(read_file(directory / "manifest.json", DESCRIPTION_BYTES))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 # ---------------------------------------------------------------- description
@@ -84,8 +129,9 @@ def write_description(
 ) -> None:
     """Write what was asked for, what it resolved to, and with which versions it runs."""
     given = [f"# from {source}", *(f"# with {line}" for line in as_lines(overrides))]
-    _write(run_dir / "config.yaml", "\n".join(given) + "\n" + dump_yaml(config))
-    _write(run_dir / "resolved.yaml", dump_yaml(config.resolved()))
+    texts = _texts(given, config)
+    for file, text in texts.items():
+        _write(run_dir / file, text)
     manifest = {
         "name": name,
         "seed": config.run.seed,
@@ -96,8 +142,34 @@ def write_description(
         "packages": _versions(("offbeat", "torch", "numpy", "gymnasium")),
         "git": _git_commit(),
         "pid": os.getpid(),
+        _CHECKSUMS: {file: [_sha256(text)] for file, text in texts.items()},
     }
     _write(run_dir / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+
+
+def _texts(comments: Sequence[str], config: RunConfig) -> dict[str, str]:
+    """The files of settings, by name."""
+    return {_CONFIG: "\n".join([*comments, dump_yaml(config)]), _RESOLVED: dump_yaml(config.resolved())}
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _write_settings(directory: Path, texts: Mapping[str, str]) -> None:
+    """Replace files of settings and their checksums; killed in between, a run knows the old and the new."""
+    manifest = _manifest(directory)
+
+    def allow(sums: Mapping[str, list[str]]) -> None:
+        if manifest:  # of a damaged one, nothing but the name of the run was lost so far
+            _write(directory / "manifest.json", json.dumps({**manifest, _CHECKSUMS: sums}, indent=2) + "\n")
+
+    new = {name: [_sha256(text)] for name, text in texts.items()}
+    old = {name: _text(directory / name) for name in texts if (directory / name).exists()}
+    allow({name: [*sums, *(_sha256(old[name]) for _ in old.keys() & {name})] for name, sums in new.items()})
+    for name, text in texts.items():
+        _write(directory / name, text)
+    allow(new)
 
 
 def _write(path: Path, text: str) -> None:
@@ -110,10 +182,17 @@ def _write(path: Path, text: str) -> None:
         ) from error
 
 
+def _text(path: Path) -> str:
+    try:
+        return read_file(path, DESCRIPTION_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OffbeatError(f"{path} cannot be read: {error}") from error
+
+
 def recorded_name(directory: Path, config: RunConfig) -> str:
     """Return the name of a run that is resumed; of a damaged manifest, the one its configuration gives."""
     try:
-        return str(json.loads((directory / "manifest.json").read_bytes())["name"])
+        return str(parse_json(read_file(directory / "manifest.json", DESCRIPTION_BYTES))["name"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = f"{directory / 'manifest.json'} is damaged ({type(error).__name__}: {error})"
         print(f"note: {what}; nothing but the run's name is read from it, going on", file=sys.stderr)
@@ -159,28 +238,27 @@ def change_config(directory: Path, config: RunConfig, overrides: Overrides) -> N
     """Write the settings that hold from now on, and keep those that held until the newest checkpoint."""
     manager = CheckpointManager(directory / "checkpoints")
     version = manager.load().version if manager.versions() else 0
-    for path in directory.glob(UNTIL.format("*")):
+    for path in earlier_settings(directory):
         if until_version(path) > version:
             path.unlink()  # of rounds that are trained again
     until = directory / UNTIL.format(f"{version:08d}")
     if version > 0 and not until.exists():  # settings that trained no round leave no trace
-        _write(until, (directory / "config.yaml").read_text())
+        _write(until, _text(directory / _CONFIG))
     lines = [f"# resumed at version {version} with {line}" for line in as_lines(overrides)]
-    _write(directory / "config.yaml", "\n".join(lines) + "\n" + dump_yaml(config))
-    _write(directory / "resolved.yaml", dump_yaml(config.resolved()))
+    _write_settings(directory, _texts(lines, config))
 
 
 def copy_description(directory: Path, target: Path, version: int) -> None:
     """Describe in another directory a run that ends at an earlier version of this one."""
     if target.exists() and any(target.iterdir()):
         raise ConfigError(f"{target} is not empty: choose another directory")
-    later = [path for path in sorted(directory.glob(UNTIL.format("*"))) if until_version(path) >= version]
-    earlier = [path for path in directory.glob(UNTIL.format("*")) if until_version(path) < version]
+    later = [path for path in earlier_settings(directory) if until_version(path) >= version]
+    earlier = [path for path in earlier_settings(directory) if until_version(path) < version]
     (target / "logs").mkdir(parents=True, exist_ok=True)
     for path in (*earlier, directory / "manifest.json"):
-        _write(target / path.name, path.read_text())
-    config = [*later, directory / "config.yaml"][0]
-    _write(target / "config.yaml", f"# replayed to version {version} of {directory}\n{config.read_text()}")
+        _write(target / path.name, _text(path))
+    config = _text([*later, directory / _CONFIG][0])
+    _write_settings(target, {_CONFIG: f"# replayed to version {version} of {directory}\n{config}"})
 
 
 @contextlib.contextmanager
@@ -192,6 +270,11 @@ def removed_on_error(directory: Path | None) -> Iterator[None]:
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)
         raise
+
+
+def earlier_settings(directory: Path) -> list[Path]:
+    """Return the files with the settings that a run had before, the oldest first."""
+    return sorted(path for path in directory.iterdir() if _UNTIL_NAME.fullmatch(path.name))
 
 
 def until_version(path: Path) -> int:
@@ -209,9 +292,7 @@ class EarlierSettings(Callback):
         """Remove the files of rounds that are trained again; the first then holds until the start."""
         if info.resumed_from is None:
             return
-        later = [
-            path for path in self._run_dir.glob(UNTIL.format("*")) if until_version(path) > info.resumed_from
-        ]
+        later = [path for path in earlier_settings(self._run_dir) if until_version(path) > info.resumed_from]
         for path in sorted(later)[1:]:
             path.unlink()
         for path in sorted(later)[:1]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from offbeat.checkpoint import fitting
 from offbeat.errors import CheckpointError, CollectError, DivergedError, LearnerLost, StallError
 from offbeat.observe.meter import Meter
 from offbeat.observe.system import SystemMonitor
@@ -208,7 +209,8 @@ class Driver:
     def start(self, point: StartPoint) -> None:
         """Start the roles, restore them when resuming, and perform the first actions."""
         if point.parts:
-            self._restore(point)
+            with fitting(f"this run at version {point.version}"):
+                self._restore(point)
         try:
             self._runtime.start(self.spec, self.collectors.starts, point.parts.get("learner"))
         except BaseException:
@@ -229,8 +231,6 @@ class Driver:
         self.emit(Started(point.version, point.resumed))
         for text in point.warnings:
             self.notice(text)
-        if point.resumed and not point.parts:
-            self.notice("the run has no checkpoint yet: it starts again from round 0")
 
     def _restore(self, point: StartPoint) -> None:
         parts = point.parts

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from offbeat.checkpoint import fitting
 from offbeat.errors import OffbeatError
 from offbeat.observe.callbacks import Callback, CallbackObserver, RunControl, RunSummary
 from offbeat.observe.console import make_console
@@ -39,6 +40,8 @@ def attach(
         _attach_files(driver, point, summary.name, directory, hooks)
     else:
         driver.observe(hooks.round_handlers())
+    if summary.algorithm:
+        driver.observe({}, state=lambda: {"algorithm": summary.algorithm})
     driver.observe(hooks.handlers(), close=console.close, flush=partial(console.refresh, driver.phase))
     console.open(point.version if point.resumed else None)
 
@@ -52,7 +55,8 @@ def _attach_files(
     try:
         log = ScheduleLog(directory / "schedule.jsonl", on_fault)
         if point.resumed:
-            log.truncate(own.get("schedule_offset", 0), own.get("schedule_gap", False))
+            with fitting("this run's schedule"):
+                log.truncate(own.get("schedule_offset", 0), own.get("schedule_gap", False))
         journal = Journal(directory, name, driver.spec.settings, driver.meter, driver.pace, version, on_fault)
     except OSError as error:
         raise OffbeatError(

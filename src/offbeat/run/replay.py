@@ -59,7 +59,7 @@ def replay(
     """
     saved = manager.load()
     last = last_version(saved, until)
-    records = read_schedule(saved.path.parents[1] / "schedule.jsonl")
+    records = read_schedule(_schedule_of(saved.path.parents[1]))
     schedule = Schedule.from_records(records)
     stages = [(begin, spec) for begin, spec in stages if begin < last]
     ends = [*(begin for begin, _ in stages[1:]), last]
@@ -89,6 +89,13 @@ def replay(
     if identical and not recorded and not num_compared:
         identical = None
     return ReplayReport(identical, repeated, recorded, point.version, saved.warnings, difference)
+
+
+def _schedule_of(directory: Path) -> Path:
+    path = directory / "schedule.jsonl"
+    if not path.exists():
+        raise ReplayError(f"{directory} is a run, but its {path.name} is missing, so it cannot be repeated")
+    return path
 
 
 def _recorded_digest(manager: CheckpointManager, version: int) -> str:

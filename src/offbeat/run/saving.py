@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from offbeat.checkpoint import CheckpointManager, digest, pack
+from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint, digest, pack
 from offbeat.config.models import CheckpointConfig
-from offbeat.errors import CheckpointError
+from offbeat.errors import CheckpointError, OffbeatError
+from offbeat.observe.events import Record, read_rounds
 from offbeat.pacing.events import EvalDone, Notice, Saved, SaveFailed, SnapshotTaken
 from offbeat.types import StateTree
 
+_NETWORKS = "offbeat.models."
 Parts = dict[str, StateTree]
 """The parts of a checkpoint by name."""
 Outcome = tuple[Saved | SaveFailed | Notice, ...]
@@ -22,6 +26,45 @@ Outcome = tuple[Saved | SaveFailed | Notice, ...]
 def learner_digest(state: StateTree) -> str:
     """Return a sha256 over everything a learner is: parameters, optimizer, statistics."""
     return digest(pack(state)[1])
+
+
+def check_algorithm(saved: LoadedCheckpoint, algorithm: str) -> None:
+    """Raise CheckpointError when a checkpoint is known to be of another algorithm than the run."""
+    recorder = saved.parts.get("recorder")
+    found = recorder.get("algorithm") if isinstance(recorder, dict) else None
+    if found is not None and found != algorithm:
+        raise CheckpointError(
+            f"checkpoint {saved.version} is of {found}, this run is of {algorithm}: put the checkpoints of "
+            f"this run back into {saved.path.parent}"
+        )
+
+
+@contextlib.contextmanager
+def fitting_weights(saved: LoadedCheckpoint) -> Iterator[None]:
+    """Use the weights of a checkpoint in the block; CheckpointError when they do not fit the networks."""
+    try:
+        yield
+    except OffbeatError:
+        raise
+    except Exception as error:
+        frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+        if not any(str(frame.f_globals.get("__name__")).startswith(_NETWORKS) for frame in frames):
+            raise
+        raise CheckpointError(
+            f"the weights of checkpoint {saved.version} do not fit the networks of this run "
+            f"({type(error).__name__}: {error}); put this run's checkpoints back into {saved.path.parent}"
+        ) from error
+
+
+def notice_of_lost_rounds(events: Path) -> str:
+    """Return what a run without a checkpoint has to say when it starts again."""
+    rounds: list[Record] = []
+    with contextlib.suppress(OffbeatError, KeyError, TypeError):
+        rounds = read_rounds(events)
+    if not rounds:
+        return "the run has no checkpoint yet: it starts again from round 0"
+    known = f"{len(rounds):,} round{'s' * (len(rounds) > 1)}"
+    return f"the run has no checkpoint: {known} trained before, by events.jsonl, are lost; it starts anew"
 
 
 class Saving:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offbeat import algorithms
-from offbeat.checkpoint import CheckpointManager
+from offbeat.checkpoint import CheckpointManager, fitting
 from offbeat.config import loader, short
+from offbeat.config.code import announce_env
 from offbeat.config.models import RunConfig
 from offbeat.config.plan import size_remarks
 from offbeat.errors import ConfigError, EnvError
@@ -30,6 +31,7 @@ from offbeat.run.directory import (
     make_run_dir,
     other_files,
     recorded_name,
+    settings_of,
     write_description,
 )
 from offbeat.run.restarts import OpenRun
@@ -135,14 +137,16 @@ def prepare_resume(run_dir: str | Path, overrides: Overrides, config: RunConfig)
 
 def load(source: str | Path | RunConfig, overrides: Overrides = ()) -> RunConfig:
     """Load and check a configuration, as ``offbeat.load_config``."""
-    return loader.load_config(
+    config = loader.load_config(
         source, overrides, algorithm_model=algorithms.config_model, algorithms=algorithms.BUILTIN
     )
+    announce_env(config)
+    return config
 
 
 def load_for_resume(run_dir: str | Path, overrides: Overrides) -> RunConfig:
     """Load the settings of a run that is to continue, with overrides that may change on the way."""
-    path = existing(run_dir) / "config.yaml"
+    path = settings_of(run_dir)
     if overrides:
         _check_resumable(overrides, load(path))
     return load(path, overrides)
@@ -337,8 +341,9 @@ def few_threads(config: RunConfig) -> Iterator[None]:
 def _had_reached(run_dir: Path, goal: float) -> bool:
     """Return True if a resumed run has reached its goal already."""
     manager = CheckpointManager(run_dir / "checkpoints")
-    returns = manager.load().parts["meter"]["recent_returns"] if manager.versions() else []
-    return len(returns) >= 100 and sum(returns) / len(returns) >= goal
+    with fitting("this run"):
+        returns = manager.load().parts["meter"]["recent_returns"] if manager.versions() else []
+        return len(returns) >= 100 and sum(returns) / len(returns) >= goal
 
 
 class _StopAtReturn(Callback):
