@@ -426,7 +426,7 @@ def test_play_of_a_run(small_run: Callable[..., Any], tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_checkpoint(small_run: Callable[..., Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no directory"):
+    with pytest.raises(CheckpointError, match="there is no directory"):
         offbeat.play(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match="not a run directory"):
         offbeat.play(tmp_path)
