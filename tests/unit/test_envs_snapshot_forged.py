@@ -244,7 +244,7 @@ def all_names(rng: random.Random) -> list[str]:
     names = [SYSTEM, ZIP, "os:system", "builtins:exec", "builtins:list", f"{HERE}:os.system", "posixpath:"]
     for module in list(sys.modules.values()):
         for name, value in list(vars(module).items()) if isinstance(module, types.ModuleType) else ():
-            if isinstance(value, types.ModuleType):
+            if issubclass(type(value), types.ModuleType):
                 inner = rng.choice(dir(value) or ["x"])
                 names.append(f"{module.__name__}:{name}.{inner}")
             elif callable(value):
@@ -312,11 +312,14 @@ class Calls:
         self.strange: set[str] = set()
 
     def __enter__(self) -> Calls:
+        self._of_tests = gc.callbacks[:]  # pytest's plugins hear of collections, whoever causes them
+        gc.callbacks.clear()
         sys.setprofile(self._called)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
+        gc.callbacks.extend(self._of_tests)
 
     def _called(self, frame: types.FrameType, event: str, argument: Any) -> None:
         if event == "call":
