@@ -207,6 +207,11 @@ def test_an_id_calls_nothing_but_environments(
     assert not ran.exists()
 
 
+def test_wrappers_are_not_looked_for_in_python_itself() -> None:
+    with pytest.raises(EnvError, match=r"env\.wrappers\[0\].*antigravity is a module of Python itself"):
+        world_of("CartPole-v1", wrappers=["antigravity:Wrapper"])
+
+
 def test_a_world_needs_an_environment() -> None:
     with pytest.raises(EnvError, match=r"env.num_envs"):
         world_of("CartPole-v1", 0)
