@@ -101,6 +101,40 @@ def test_collecting_may_stay_enabled_all_along(sync_run: Make, reference: Any) -
     assert run.result.digest == reference.digest
 
 
+@pytest.mark.parametrize("kind", ["inline", "threads"])
+def test_the_loop_of_synchronous_trainers_runs_as_it_stands(
+    kind: str, sync_run: Make, reference: Any
+) -> None:
+    with sync_run({"runtime.kind": kind}) as agent:
+        agent.enable_data_collection()
+        while not agent.finished:
+            while not agent.should_sync_update():
+                if not agent.collection_enabled:
+                    break
+            if agent.should_sync_update():
+                agent.sync_update()
+    assert agent.result.digest == reference.digest
+
+
+def test_a_loop_that_asks_for_what_nobody_collects_ends_with_the_line_that_is_missing(sync_run: Make) -> None:
+    with pytest.raises(OffbeatError, match=r"round 0 waits for enable_data_collection\(\)"), sync_run() as run:
+        while not run.should_sync_update():
+            pass
+    with sync_run(name="again", rounds=1) as run:
+        for _ in range(2):
+            assert not run.should_sync_update(), "asking once is no loop"
+            run.disable_data_collection()
+
+
+def test_a_loop_that_only_asks_ends_when_the_run_is_asked_to_end(sync_run: Make) -> None:
+    with sync_run({"algorithm.segments_per_round": 3, "async_training.batch_generation_interval": 60}) as run:
+        run.enable_data_collection()
+        signal.raise_signal(signal.SIGINT)
+        while not run.should_sync_update():
+            pass
+    assert run.result.interrupted
+
+
 def test_sync_update_returns_the_metrics_of_its_round_with_weights_published(sync_run: Make) -> None:
     with sync_run() as run:
         rounds = [one_round(run) for _ in range(ROUNDS)]

@@ -32,6 +32,8 @@ from offbeat.run.start import (
 from offbeat.runtime.clock import Clock, SystemClock
 from offbeat.types import Metrics
 
+_MOMENT_S = 0.01
+
 
 class SyncRun:
     """A run at k = 0 that collects and trains on request. The rest is as in ``offbeat.train``.
@@ -45,7 +47,7 @@ class SyncRun:
             while not run.finished:
                 run.enable_data_collection()
                 while not run.should_sync_update():
-                    run.wait()
+                    ...  # or run.wait()
                 run.disable_data_collection()
                 metrics = run.sync_update()
         print(run.result.eval_return)
@@ -89,6 +91,7 @@ class SyncRun:
         self._opened: OpenedRun | None = None
         self._is_over = False
         self._gates = GatesSet(collect=False, until=0)
+        self._has_asked_in_vain = False  # since the gates were set
         self._stopped: RunStopped | None = None
         self._result: Result | None = None
 
@@ -154,9 +157,27 @@ class SyncRun:
         if not self._coordinator.is_ending:
             self._set_gates(replace(self._gates, collect=False))
 
+    @property
+    def collection_enabled(self) -> bool:
+        """True while collectors may start new segments."""
+        return self._gates.collect
+
     def should_sync_update(self) -> bool:
-        """Return True when all segments of the next round are here, so that `sync_update` can train it."""
-        return self._coordinator.can_train(self._clock.now_s())
+        """Return True when all segments of the next round are here, so that `sync_update` can train it.
+
+        Takes in what has arrived, and waits up to 10 ms for it: a loop that only asks ends, too. Asking again
+        when nothing would ever come is an error.
+        """
+        run = self._current()
+        if self._is_ready():
+            return True
+        if (error := self._never_ready()) is None:
+            run.step(_MOMENT_S)
+            return self._is_ready()
+        if self._has_asked_in_vain:
+            raise error
+        self._has_asked_in_vain = True
+        return False
 
     def wait(self, timeout_s: float = math.inf) -> bool:
         """Continue until the next round can be trained, at most ``timeout_s``; return True if it can.
@@ -164,20 +185,20 @@ class SyncRun:
         An error when nothing would ever come, because data collection is disabled.
         """
         run, until_s = self._going_on(), self._clock.now_s() + timeout_s
-        while not self.should_sync_update():
-            if self._coordinator.is_held and not run.has_requests:
-                raise OffbeatError(f"nothing to wait for: {self._coordinator.waiting_for()}")
+        while not self._is_ready():
+            if (error := self._never_ready()) is not None:
+                raise error
             left_s = until_s - self._clock.now_s()
             run.step(max(left_s, 0.0))
             self._going_on()
             if left_s <= 0:
                 break
-        return self.should_sync_update()
+        return self._is_ready()
 
     def sync_update(self) -> Metrics:
         """Train the next round on what has come in, publish its weights, and return its metrics."""
         run = self._going_on()
-        if not self.should_sync_update():
+        if not self._is_ready():
             raise OffbeatError(
                 f"round {self.version} cannot be trained yet: {self._coordinator.waiting_for()}. "
                 "Call wait() first, or ask should_sync_update()"
@@ -188,6 +209,17 @@ class SyncRun:
             run.step()
         self._deal_with_requests()
         return run.metrics
+
+    def _is_ready(self) -> bool:
+        return self._coordinator.can_train(self._clock.now_s())
+
+    def _never_ready(self) -> OffbeatError | None:
+        """Return the error to raise for waiting when nothing would ever come."""
+        if self._coordinator.is_ending:
+            return self._stop()
+        if self._coordinator.is_held and not self._current().has_requests:
+            return OffbeatError(f"nothing to wait for: {self._coordinator.waiting_for()}")
+        return None
 
     def _has_trained(self, version: int) -> bool:
         coordinator = self._coordinator
@@ -232,7 +264,7 @@ class SyncRun:
         return self._stopped
 
     def _set_gates(self, gates: GatesSet) -> None:
-        self._gates = gates
+        self._gates, self._has_asked_in_vain = gates, False
         self._current().ask(gates)
 
     def _deal_with_requests(self) -> None:
