@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from offbeat.algorithms import register
     from offbeat.api import Result, digest, evaluate, play, replay_run, resume, train
     from offbeat.config.code import env_factory
+    from offbeat.config.loader import ConfigSource
     from offbeat.config.models import RunConfig
     from offbeat.observe.callbacks import Callback
     from offbeat.pipeline import Pipeline
@@ -78,9 +78,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def load_config(
-    source: str | Path | RunConfig, overrides: Mapping[str, object] | Sequence[str] = ()
-) -> RunConfig:
+def load_config(source: ConfigSource, overrides: Mapping[str, object] | Sequence[str] = ()) -> RunConfig:
     """Load and check a configuration: a recipe's name, a YAML file or a ``RunConfig``, with overrides.
 
     Raises ``offbeat.errors.ConfigError`` with every mistake, its place and its fix.

@@ -11,7 +11,8 @@ from offbeat import algorithms
 from offbeat.algorithms.judging import MAX_EPISODE_STEPS
 from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
 from offbeat.config.code import announced_imports
-from offbeat.config.models import RunConfig, RuntimeKind
+from offbeat.config.loader import ConfigSource
+from offbeat.config.models import RuntimeKind
 from offbeat.errors import ConfigError
 from offbeat.observe.callbacks import Callback
 from offbeat.pipeline import ReplayReport
@@ -52,7 +53,7 @@ __all__ = ["Result", "digest", "evaluate", "play", "replay_run", "resume", "trai
 
 
 def train(
-    recipe: str | Path | RunConfig,
+    recipe: ConfigSource,
     *,
     off_policy_degree: int | None = None,
     rounds: int | None = None,
@@ -60,7 +61,7 @@ def train(
     overrides: Overrides | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
-    """Train a recipe, a file or a configuration, in a run directory of its own.
+    """Train a recipe, a file, a mapping with its contents or a configuration, in a run directory of its own.
 
     Example: ``offbeat.train("cartpole-ppo", off_policy_degree=4).policy.act(obs)``.
     """

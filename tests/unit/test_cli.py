@@ -20,6 +20,7 @@ from offbeat.cli import doctor as doctor_module
 from offbeat.cli.doctor import advice
 from offbeat.cli.main import VERBS, main
 from offbeat.cli.output import show_table
+from offbeat.cli.settings import as_settings
 from offbeat.cli.summary import summary_rows
 from offbeat.cli.supervise import is_wanted
 from offbeat.config.loader import dump_yaml
@@ -585,3 +586,47 @@ def test_both_names_of_the_metric_that_only_replays_report_are_the_same() -> Non
     from offbeat.observe import text
 
     assert history.REPLAY_METRIC == text.REPLAY_METRIC
+
+
+# ---------------------------------------------------------------- settings as options
+
+OWN = {"--json": False, "--eval-only": False, "--episodes": True, "--help": False}
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("recipe --num_workers 4 --lr 3e-4", "recipe num_workers=4 lr=3e-4"),
+        ("recipe --num-workers=4 --json", "recipe --json num_workers=4"),
+        ("recipe --off_policy_degree -1", "recipe off_policy_degree=-1"),
+        ("recipe --use_wandb --run.seed 3", "recipe use_wandb=true run.seed=3"),
+        ("recipe --use_wandb run.seed=3 --json", "recipe run.seed=3 --json use_wandb=true"),
+        ("--num_workers 4 recipe", "recipe num_workers=4"),
+        ("run --episodes 5 --best_of 2", "run --episodes 5 best_of=2"),
+        ("run --episodes=5 -- --lr 3", "run --episodes=5 -- --lr 3"),
+        ("--num_workers 4", ""),
+    ],
+)
+def test_options_that_are_no_verbs_own_are_settings(given: str, taken: str) -> None:
+    assert as_settings(given.split(), OWN) == taken.split()
+
+
+@pytest.mark.parametrize("verb", ["train", "resume", "check", "eval"])
+def test_verbs_with_settings_take_them_as_options(
+    verb: str, api: Calls, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(verb, "cartpole-ppo", "--help") == 0
+    assert "KEY=VALUE" in capsys.readouterr().out
+    if verb == "check":
+        assert run("check", "cartpole-ppo", "--num_worker", "4", "--json") == 2
+        assert "did you mean runtime.num_workers?" in capsys.readouterr().err
+        return
+    name = "evaluate" if verb == "eval" else verb
+    api.answers[name] = lambda: {} if verb == "eval" else FakeResult()
+    assert run(verb, "runs/x", "--num_workers", "4", "--lr=3e-4") == 0
+    (_, _, named) = api.seen[0]
+    assert named["overrides"] == ["num_workers=4", "lr=3e-4"]
+
+
+def test_a_verb_without_settings_refuses_options_that_are_not_its_own() -> None:
+    assert run("digest", "runs/x", "--num_workers", "4") == 2

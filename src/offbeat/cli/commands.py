@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
+from typer.main import get_group
 
+from offbeat.cli.settings import with_settings
 from offbeat.cli.supervise import ChildContext
 
 
@@ -21,7 +24,9 @@ def run(verbs: Mapping[str, str], arguments: Sequence[str] | None, child: ChildC
     for name, place in verbs.items():
         module, _, function = place.partition(":")
         app.command(name)(getattr(importlib.import_module(module), function))
-    app(args=arguments, prog_name="offbeat", obj=child)
+    group = get_group(app)
+    given = with_settings(group, sys.argv[1:] if arguments is None else arguments)
+    group(args=given, prog_name="offbeat", obj=child)
 
 
 def _show_version(wanted: bool) -> None:

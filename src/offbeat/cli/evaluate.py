@@ -10,10 +10,12 @@ import typer
 
 from offbeat.cli.output import JsonFlag, Report, reporting, show_table
 from offbeat.cli.resume import RunDirectory
+from offbeat.cli.train import Overrides
 
 
 def evaluate(
     run: RunDirectory,
+    overrides: Overrides = None,
     episodes: Annotated[
         int | None, typer.Option(min=1, help="Episodes to play; as configured when not given.")
     ] = None,
@@ -23,7 +25,7 @@ def evaluate(
 ) -> None:
     """Evaluate the weights of a run."""
     with reporting(as_json) as report:
-        evaluate_run(run, report, episodes=episodes, seed=seed, best=best)
+        evaluate_run(run, report, episodes=episodes, seed=seed, best=best, overrides=overrides)
 
 
 def evaluate_run(

@@ -14,7 +14,9 @@ from offbeat.errors import ConfigError
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="KEY=VALUE", help="Settings by dotted key, such as run.seed=3.", show_default=False
+        metavar="KEY=VALUE",
+        help="Settings by dotted key, such as run.seed=3 or --run.seed 3.",
+        show_default=False,
     ),
 ]
 """Settings on the command line, which win over every file."""

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 
-from offbeat.config import layers, short
+from offbeat.config import foreign, layers, short
 from offbeat.config.checks import algorithm_conflicts, conflicts
 from offbeat.config.errors import ConfigProblems, Problem, did_you_mean, nearest, shown
 from offbeat.config.fields import allowed, nested_section
@@ -29,11 +29,13 @@ from offbeat.reading import CONFIG_BYTES, read_file
 
 AlgorithmModel = Callable[[str], type[AlgorithmConfig]]
 """Finds the config model of an algorithm by name; raises ``ConfigError`` with the fix when it cannot."""
+ConfigSource = str | Path | Mapping[str, object] | RunConfig
+"""A recipe's name, a YAML file, its contents as a mapping, or a config made in Python."""
 _NEVER_FOLD = 2**31
 
 
 def load_config(
-    source: str | Path | RunConfig,
+    source: ConfigSource,
     overrides: Mapping[str, object] | Sequence[str] = (),
     *,
     algorithm_model: AlgorithmModel,
@@ -42,9 +44,9 @@ def load_config(
 ) -> RunConfig:
     """Load, merge and check a configuration.
 
-    ``source`` is a recipe's name, a YAML file, or a config made in Python. ``overrides`` are dotted keys: as
-    ``key=value`` strings whose values are read as YAML, or as a mapping. Raises ``ConfigProblems``, which
-    lists every mistake. A key that only other ones of the ``algorithms`` have is reported as such.
+    ``overrides`` are dotted keys: as ``key=value`` strings whose values are read as YAML, or as a mapping.
+    Raises ``ConfigProblems``, which lists every mistake. A key that only other ones of the ``algorithms``
+    have is reported as such.
 
     Example: ``load_config("cartpole-ppo", ["run.seed=3"], algorithm_model=find_model)``.
     """
@@ -87,10 +89,18 @@ def _reuse_model(algorithm: AlgorithmConfig, algorithm_model: AlgorithmModel) ->
 # ---------------------------------------------------------------- finding and reading files
 
 
-def _read(
-    source: str | Path | RunConfig, recipes: RecipeBook
-) -> tuple[str | None, list[Layer], list[Problem]]:
+def _read(source: ConfigSource, recipes: RecipeBook) -> tuple[str | None, list[Layer], list[Problem]]:
     """Name of the run, its layers from bottom to top (none when one cannot be read), and problems."""
+    if isinstance(source, Mapping):
+        layer, problems = layers.override_layer(source)
+        layer = Layer(layer.values, {path: layers.Place("mapping") for path in ((), *layer.places)})
+        return None, *_with_base(layer, problems, Path("mapping"), recipes, ())
+    if not isinstance(source, str | Path | RunConfig):
+        raise ConfigError(
+            f"a run is described by a recipe's name, a YAML file or a mapping with the sections"
+            f" {', '.join(RunConfig.model_fields)}, not by a {type(source).__name__}: start from a recipe, as"
+            ' in offbeat.train("cartpole-unizero", overrides={"env.num_envs": 8})'
+        )
     if isinstance(source, RunConfig):
         return None, [Layer(_written(source), {(): layers.Place("RunConfig")})], []
     try:
@@ -138,6 +148,13 @@ def _read_chain(
     layer, problems = layers.parse_yaml(text, name)
     if layer is None:
         return [], problems
+    return _with_base(layer, problems, path, recipes, opened)
+
+
+def _with_base(
+    layer: Layer, problems: list[Problem], path: Path, recipes: RecipeBook, opened: tuple[Path, ...]
+) -> tuple[list[Layer], list[Problem]]:
+    """Read, below a layer, what it extends."""
     base = layer.values.pop("extends", None)
     _forget_empty_sections(layer)
     if base is None:
@@ -257,8 +274,26 @@ class _Validation:
         is_algorithm_known = "algorithm" not in self._broken_sections()
         for name, value in self._layer.values.items():
             # Of an algorithm that nobody knows, nobody knows the short names.
-            if name not in self._models and (is_algorithm_known or isinstance(value, dict)):
-                self._add((name,), self._of_another(name) or _unknown_name(name, self._models))
+            if name in self._models or not (is_algorithm_known or isinstance(value, dict)):
+                continue
+            if isinstance(value, dict) and nearest(name, self._models) is None:
+                self._foreign_section(name, value)
+            else:
+                self._add((name,), self._unknown(name) or _unknown_name(name, self._models))
+
+    def _foreign_section(self, name: str, value: Mapping[str, object]) -> None:
+        """Report a section from elsewhere: at its keys, if some of them have a place here."""
+        found = {key: self._at_home(key) for key in value}
+        if any(found.values()):
+            for key, message in found.items():
+                self._add((name, key), message or _unknown_name(key, self._models))
+        else:
+            self._add((name,), self._unknown(name) or _unknown_name(name, self._models))
+
+    def _at_home(self, key: str) -> str | None:
+        """Say what to write for a key of a section from elsewhere."""
+        homes = short.homes(key, self._models)
+        return f"unknown key; use {' or '.join(homes)}" if homes else self._unknown(key)
 
     def _broken_sections(self) -> set[str]:
         return {problem.key.split(".")[0] for _, problem in self._problems}
@@ -279,7 +314,7 @@ class _Validation:
         path, owner, field = _field_at(model, location)
         if details["type"] == "extra_forbidden" and len(path) == len(location):
             key, is_own = str(path[-1]), name == "algorithm" and len(path) == 1
-            another = self._of_another(key) if is_own else None
+            another = self._unknown(key, is_algorithm=is_own)
             below = _sections_below(owner, ".".join((name, *map(str, path[:-1]))))
             message = another or _unknown_key(key, owner.model_fields, {**self._models, **below})
         elif "error" in details.get("ctx", {}):
@@ -292,8 +327,14 @@ class _Validation:
             message = f"must be {allowed(field)}" + (", finite" * (details["type"] == "finite_number"))
         self._add((name, *path), message)
 
+    def _unknown(self, key: str, is_algorithm: bool = True) -> str | None:
+        """Say what to use for a name from elsewhere, or whose key it is if another algorithm has it."""
+        advice = foreign.advice(key.rpartition(".")[2], self._models)
+        if advice is not None:
+            return f"unknown key; {advice}"
+        return self._of_another(key) if is_algorithm else None
+
     def _of_another(self, key: str) -> str | None:
-        """Say whose key it is, if some other algorithm has one of this name."""
         owners = [name for name in self._others if key in self._algorithm_model(name).model_fields]
         if not owners:
             return None

@@ -15,6 +15,7 @@ from offbeat import algorithms
 from offbeat.checkpoint import CheckpointManager, fitting
 from offbeat.config import loader, short
 from offbeat.config.code import announce_env
+from offbeat.config.loader import ConfigSource
 from offbeat.config.models import RunConfig
 from offbeat.config.plan import size_remarks
 from offbeat.errors import ConfigError, EnvError
@@ -108,9 +109,7 @@ class PreparedRun:
     notes: tuple[str, ...] = ()
 
 
-def prepare_run(
-    recipe: str | Path | RunConfig, overrides: Overrides, config: RunConfig, clock: Clock
-) -> PreparedRun:
+def prepare_run(recipe: ConfigSource, overrides: Overrides, config: RunConfig, clock: Clock) -> PreparedRun:
     """Run the checks that need the environment, and make the run's directory from the loaded ``config``."""
     changes = _try_out(config)
     is_named = isinstance(recipe, str | Path)
@@ -118,7 +117,7 @@ def prepare_run(
     is_new = config.run.dir is None or not Path(config.run.dir).exists()
     notes = (*changes, *size_remarks(config), *other_files(config.run.dir))
     run_dir = make_run_dir(config, name, clock)
-    source = str(recipe) if is_named else "a RunConfig"
+    source = str(recipe) if is_named else f"a {type(recipe).__name__}"
     write_description(run_dir, config, name, source, overrides, clock)
     return PreparedRun(config, run_dir, name, is_new=is_new, notes=notes)
 
@@ -135,7 +134,7 @@ def prepare_resume(run_dir: str | Path, overrides: Overrides, config: RunConfig)
     return PreparedRun(config, directory, recorded_name(directory, config), resumed=True)
 
 
-def load(source: str | Path | RunConfig, overrides: Overrides = ()) -> RunConfig:
+def load(source: ConfigSource, overrides: Overrides = ()) -> RunConfig:
     """Load and check a configuration, as ``offbeat.load_config``."""
     config = loader.load_config(
         source, overrides, algorithm_model=algorithms.config_model, algorithms=algorithms.BUILTIN

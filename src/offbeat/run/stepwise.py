@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from offbeat.config.loader import ConfigSource
 from offbeat.config.models import RunConfig
 from offbeat.errors import ConfigError, OffbeatError, RunStopped
 from offbeat.observe.callbacks import Callback
@@ -55,7 +56,7 @@ class SyncRun:
 
     def __init__(
         self,
-        recipe: str | Path | RunConfig,
+        recipe: ConfigSource,
         *,
         rounds: int | None = None,
         seed: int | None = None,
