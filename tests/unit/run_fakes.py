@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from offbeat.config.models import AsyncTrainingConfig, EvalConfig, RunSection, RuntimeConfig
+from offbeat.config.models import AsyncTrainingConfig, EvalConfig, ObserveConfig, RunSection, RuntimeConfig
 from offbeat.config.settings import Settings
 from offbeat.observe import RunControl, RunSummary
 from offbeat.observe.callbacks import Callback
@@ -38,6 +38,7 @@ ALL_EVENTS = tuple(
     kind for kind in vars(pacing_events).values() if isinstance(kind, type) and hasattr(kind, "__slots__")
 )
 _TICK_S = 0.001
+_QUIET = {"console": "none", "tensorboard": {"enabled": False}}
 
 
 class Clock:
@@ -171,6 +172,7 @@ class FakeRun:
             async_training=AsyncTrainingConfig(**limits.get("async_training", {})),
             eval=EvalConfig(**limits.get("eval", {})),
             run=RunSection(**limits.get("run", {})),
+            observe=ObserveConfig(**{**_QUIET, **limits.get("observe", {})}),
         )
         self.clock = Clock() if clock is None else clock
         self.runtime = FakeRuntime(self.clock, silent)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -122,6 +123,20 @@ def test_system_figures_cover_this_process_and_its_workers() -> None:
     together = monitor.read(2.0, lambda: [os.getppid()])
     assert together["system/rss_bytes"] != alone["system/rss_bytes"]
     assert together["system/cpu_percent"] >= 0.0
+
+
+@pytest.mark.parametrize("library", ["there", "missing"])
+def test_the_use_of_a_gpu_is_told_where_torch_can_tell(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def utilization() -> int:
+        if library == "missing":
+            raise ModuleNotFoundError("pynvml")
+        return 43
+
+    cuda = SimpleNamespace(is_initialized=lambda: True, memory_reserved=lambda: 7, utilization=utilization)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))  # type: ignore[arg-type]
+    figures = SystemMonitor().read(0.0)
+    assert figures["system/gpu_mem_bytes"] == 7.0
+    assert figures.get("system/gpu_percent") == (43.0 if library == "there" else None)
 
 
 def test_the_system_is_only_asked_for_processes_when_they_are_measured() -> None:

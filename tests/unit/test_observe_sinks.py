@@ -17,6 +17,8 @@ ROUND = {
     "learn/loss": 0.5,
     "weights/current_param_version": 3,
     "rollout/total_generated_samples": 400,
+    "rollout/steps_per_s": 40.0,
+    "time/round_s": 2.5,
     "time/collect_s": 2.0,
     "time/train_s": 1.5,
 }
@@ -50,7 +52,7 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     assert "rollout/return_mean" not in found
     assert {tag: found[tag][0] for tag in found if tag.startswith("Sync/")} == {
         "Sync/PolicyVersion": (3, 3.0),
-        "Sync/SamplesCollected": (3, 400.0),
+        "Sync/SamplesCollected": (3, 100.0),
         "Sync/CollectionTime": (3, 2.0),
         "Sync/UpdateTime": (3, 1.5),
     }

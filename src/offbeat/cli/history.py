@@ -74,7 +74,10 @@ class Restart:
 
 @dataclass(slots=True)
 class RunHistory:
-    """History of a run. Times are unix seconds; lists hold the newest and have a count beside."""
+    """History of a run. Times are unix seconds; lists hold the newest and have a count beside.
+
+    ``dial`` is the newest record of its kind, ``num_moves`` how often the tuner has moved k since it began.
+    """
 
     began_s: float | None = None
     last_s: float | None = None
@@ -89,6 +92,8 @@ class RunHistory:
     num_failed_evaluations: int = 0
     failed_checkpoint: Record | None = None
     num_failed_checkpoints: int = 0
+    dial: Record | None = None
+    num_moves: int = 0
     finish: Record | None = None
     stall: Record | None = None
     components: dict[str, Component] = field(default_factory=dict)
@@ -203,6 +208,8 @@ class _Reader:
             case "checkpoint_failed":
                 self._history.failed_checkpoint = event
                 self._history.num_failed_checkpoints += 1
+            case "dial":
+                self._dial(event)
             case "stall":
                 self._history.stall = event
             case "finish":
@@ -233,6 +240,15 @@ class _Reader:
         history.version = event.get("version", 0)
         history.round_times.clear()
         history.finish = None
+
+    def _dial(self, event: Record) -> None:
+        """Take a record of k; those of the tuner have a reason."""
+        history, name = self._history, "off_policy_degree"
+        if "reason" not in event:
+            history.num_moves = 0
+        elif history.dial is not None:
+            history.num_moves += event.get(name) != history.dial.get(name)
+        history.dial = event
 
     def _restarted(self, event: Record) -> None:
         history = self._history

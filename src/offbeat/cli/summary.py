@@ -63,8 +63,7 @@ def summary_rows(result: Result) -> dict[str, str]:
         **({} if success is None else {"evaluation success": f"{success:.0%}"}),
         "max staleness": f"{result.max_staleness}{' (replayed)' if REPLAY_METRIC in result.metrics else ''}",
         "dropped samples": f"{dropped:,.0f}",
-        **(failures(history) if history is not None else {}),
-        **(_losses(history) if history is not None else {}),
+        **({} if history is None else _settled(history) | failures(history) | _losses(history)),
         "digest": result.digest,
         "run directory": str(result.run_dir),
     }
@@ -122,6 +121,15 @@ def _rate(result: Result) -> str:
     if result.steps_per_s <= 0:
         return "no round trained"
     return f"{result.steps_per_s:,.0f}, start-up and the rest left out"
+
+
+def _settled(history: RunHistory) -> dict[str, str]:
+    """Return where a run whose k was tuned has settled, and why."""
+    if history.dial is None or "reason" not in history.dial:
+        return {}
+    degree, version, reason = (history.dial.get(name) for name in ("off_policy_degree", "version", "reason"))
+    why = f"moved {history.num_moves} times, last at version {version}: {reason}"
+    return {"off_policy_degree": f"settled at k = {degree}" + (f" ({why})" if history.num_moves else "")}
 
 
 def _losses(history: RunHistory) -> dict[str, str]:

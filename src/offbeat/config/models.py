@@ -556,6 +556,11 @@ class ObserveConfig(Section):
         description="Progress display: `auto` is `rich` on a terminal and `plain` lines elsewhere.",
     )
     log_interval_s: float = Field(default=2.0, gt=0, description="Seconds between two plain progress lines.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info",
+        description="Least serious lines that logs/run.log and logs/learner.log take; `info` has rounds and"
+        " publications.",
+    )
 
 
 class RunConfig(Section):

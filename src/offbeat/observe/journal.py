@@ -17,6 +17,7 @@ from offbeat.observe.meter import Meter
 from offbeat.observe.sinks import make_sinks
 from offbeat.observe.text import fill
 from offbeat.pacing.actions import Pace
+from offbeat.pacing.config import AUTO
 from offbeat.pacing.events import (
     CollectorDown,
     CollectorUp,
@@ -30,6 +31,7 @@ from offbeat.pacing.events import (
     Issued,
     LearnerDown,
     Notice,
+    Published,
     Restarting,
     RoundTrained,
     Saved,
@@ -37,6 +39,7 @@ from offbeat.pacing.events import (
     SegmentArrived,
     Stalled,
     Started,
+    TrainStarted,
 )
 from offbeat.types import Ticket
 
@@ -55,6 +58,11 @@ last took {weights/sync_time_s:3} s
   pace        k {pace/off_policy_degree:0}, age {pace/avg_sample_age:2} mean {pace/max_sample_age:0} max, \
 lag {pace/lag:2} rounds, bottleneck BOTTLENECK, overlap {pace/overlap_efficiency:2}, \
 left {time/eta_s:t}"""
+
+_ROUND = (
+    "samples {pace/avg_sample_age:2} versions old on average,"
+    " {pace/max_sample_age:0} at most; return {rollout/return_mean_100:1}; {learn/samples_per_s:k} samples/s"
+)
 
 
 def component_statistics(metrics: Mapping[str, float], bottleneck: str) -> str:
@@ -99,16 +107,18 @@ class Journal:
         self._settings = settings
         self._meter = meter
         self._pace = pace
+        self._degree = pace.degree
         self._health: dict[str, Health] = {}
         self._issued_at_s: dict[int, float] = {}
         observe = settings.observe
+        level = getattr(logging, observe.log_level.upper())
         with contextlib.ExitStack() as files:
             events = EventLog(directory / "events.jsonl", on_fault=on_fault)
             files.callback(events.close)
             self._event = events.append
-            self._run_log = open_log(directory / "logs", "run", on_fault=on_fault)
+            self._run_log = open_log(directory / "logs", "run", level=level, on_fault=on_fault)
             files.callback(close_log, self._run_log)
-            self._learner_log = open_log(directory / "logs", "learner", on_fault=on_fault)
+            self._learner_log = open_log(directory / "logs", "learner", level=level, on_fault=on_fault)
             files.callback(close_log, self._learner_log)
             self._stats = StatsLog(self._run_log, observe.stats_interval_s)
             self._sinks = make_sinks(
@@ -130,8 +140,13 @@ class Journal:
 
     def _write(self, event: Event, now_s: float) -> None:
         match event:
+            case TrainStarted(batch):
+                samples = sum([segment.num_steps for segment in batch.segments])
+                self._run_log.info("round %d: began with %d new samples", batch.version, samples)
             case RoundTrained():
                 self._round_trained(event, now_s)
+            case Published(version, seconds):
+                self._run_log.info("version %d published in %.3f s", version, seconds)
             case Issued(ticket):
                 self._issued_at_s[ticket.number] = now_s
                 self._ticket("issued", ticket, None)
@@ -159,17 +174,21 @@ class Journal:
             case DialTurned(degree):
                 self._event("dial", {"off_policy_degree": degree})
                 self._run_log.info("off_policy_degree turned to %d", degree)
-            case Notice(text):
+                self._degree = self._pace.degree
+            case Notice(text, is_warning):
                 self._event("notice", {"text": text})
-                self._run_log.warning("%s", text)
+                self._run_log.log(logging.WARNING if is_warning else logging.INFO, "%s", text)
             case Started(version, resumed):
                 self._event("resume" if resumed else "start", {"version": version})
+                self._degree = self._pace.degree
+                if self._settings.async_training.off_policy_degree == AUTO:
+                    self._tuned("tuned while running")
             case Stalled(waits, stacks):
                 self._event("stall", {"waits": waits, "stacks": stacks})
             case Restarting(kind, version, reason, attempt):
                 self._components_stopped()
                 self._event(kind, {"version": version, "reason": reason, "attempt": attempt})
-                self._run_log.warning("%s", event)
+                self._run_log.error("%s", event)
                 self._end(event.error)
             case Finished(version, reason, error, stopped):
                 self._components_stopped()
@@ -200,11 +219,16 @@ class Journal:
         self._component(f"collector_{event.collector}", "down", event.reason)
         fields = {"lane": event.collector, "reason": event.reason, "restored": event.restorable}
         self._event("worker_lost", fields)
-        self._run_log.warning("collector %d lost: %s", event.collector, event.reason)
+        self._run_log.error("collector %d lost: %s", event.collector, event.reason)
         if not event.restorable:
             self._run_log.warning(
                 "collector %d has no saved state: its running episodes restart", event.collector
             )
+
+    def _tuned(self, reason: str) -> None:
+        fields = {"off_policy_degree": self._degree, "version": self._pace.version, "reason": reason}
+        self._event("dial", fields)
+        self._run_log.info("k = %d: %s", self._degree, reason)
 
     def _ticket(self, what: Any, ticket: Ticket, seconds: float | None) -> None:
         debug_ticket(self._run_log, what, ticket, self._pace.version, seconds)
@@ -212,6 +236,9 @@ class Journal:
     def _round_trained(self, event: RoundTrained, now_s: float) -> None:
         batch, metrics = event.batch, self._meter.metrics
         seconds = event.ended_s - event.started_s
+        if self._run_log.isEnabledFor(logging.INFO):
+            made = f"round {batch.version}: trained in {seconds:.4f} s, version {event.version} made"
+            self._run_log.info("%s; %s", made, fill(_ROUND, metrics))
         self._learner_log.info("round %d trained in %.4f s %s", batch.version, seconds, event.metrics)
         if self._settings.async_training.enable_async_debug_log:
             for segment in batch.segments:
@@ -224,4 +251,8 @@ class Journal:
             self._learner_log.info("round %d had samples by environment %s", batch.version, by_env)
         self._event("round", fields)
         self._sinks.write(event.version, metrics)
+        if self._degree != self._pace.degree:
+            self._degree = self._pace.degree
+            if reason := self._pace.dial_reason:
+                self._tuned(reason)
         self._stats.write_if_due(metrics, self._meter.bottleneck, now_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +29,8 @@ class SystemMonitor:
 
         ``system/rss_bytes`` sums their resident memory (pages they share count once each),
         ``system/cpu_percent`` their processor time since the last measurement (100 is one core),
-        ``system/gpu_mem_bytes`` what torch holds on this process's device.
+        ``system/gpu_mem_bytes`` what torch holds on this process's device, and ``system/gpu_percent`` the
+        share of time in which it computes, if torch can tell (nvidia-ml-py).
         """
         if self._measured_at_s is None or now_s - self._measured_at_s >= self._interval_s:
             self._measured_at_s = now_s
@@ -49,13 +51,16 @@ class SystemMonitor:
         return {
             "system/rss_bytes": rss_bytes,
             "system/cpu_percent": cpu_percent,
-            "system/gpu_mem_bytes": _device_bytes(),
+            **_device_figures(),
         }
 
 
-def _device_bytes() -> float:
-    # Looked up, not imported: a process that has not loaded torch holds no device memory.
+def _device_figures() -> Metrics:
+    # Looked up, not imported: a process that has not loaded torch uses no device.
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
-        return 0.0
-    return float(torch.cuda.memory_reserved())
+        return {"system/gpu_mem_bytes": 0.0}
+    figures = {"system/gpu_mem_bytes": float(torch.cuda.memory_reserved())}
+    with contextlib.suppress(ImportError, RuntimeError):  # no nvidia-ml-py, or its driver is missing
+        figures["system/gpu_percent"] = float(torch.cuda.utilization())
+    return figures

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from offbeat.observe.text import number
+
 _SYNCHRONOUS = {
     "Sync/PolicyVersion": "weights/current_param_version",
-    "Sync/SamplesCollected": "rollout/total_generated_samples",
     "Sync/CollectionTime": "time/collect_s",
     "Sync/UpdateTime": "time/train_s",
     "Sync/FirstRatioMaxDev": "learn/first_ratio_max_dev",
@@ -58,7 +59,8 @@ class TensorBoardSink:
         """Write every finite number, with ``version`` as the step."""
         if metrics.get("pace/off_policy_degree") == 0:
             aliases = {alias: metrics[name] for alias, name in _SYNCHRONOUS.items() if name in metrics}
-            metrics = {**metrics, **aliases}
+            collected = number(metrics, "rollout/steps_per_s") * number(metrics, "time/round_s")
+            metrics = {**metrics, **aliases, "Sync/SamplesCollected": collected}
         event = self._event(step=version)
         add = event.summary.value.add
         for name, value in metrics.items():

@@ -91,6 +91,11 @@ class Pace(Protocol):
     """Earliest time of the first round; minus infinity once it has started."""
 
     @property
+    def dial_reason(self) -> str:
+        """Reason of the tuner's last move of k; empty before the first, and where k is chosen."""
+        ...
+
+    @property
     def num_up(self) -> int:
         """Collectors that are up."""
         ...

@@ -54,6 +54,7 @@ class AutoDial:
     def __init__(self, config: AutoConfig, degree: int = 0) -> None:
         self.config = config
         self.degree = min(degree, config.maximum)
+        self.reason = ""  # of the last move
         self._window: list[Signals] = []  # rounds at this k
         self._settling = 1  # rounds that still belong to the k before
         self._trial: tuple[int, float] | None = None  # direction, and time per round before
@@ -85,6 +86,12 @@ class AutoDial:
             kl is not None and kl > config.max_behaviour_kl
         )
         if is_costly and self.degree > 0:
+            is_kl = kl is not None and kl > config.max_behaviour_kl
+            self.reason = (
+                f"KL to the policy that acted is {kl:.3f}, above {config.max_behaviour_kl:g}"
+                if is_kl
+                else f"effective sample size is {ess:.2f}, below {config.min_ess:g}"
+            )
             self.degree //= 2
             self._ceiling.found(self.degree, config.max_patience)
         elif trial is None or self._succeeded(trial, round_s):
@@ -96,12 +103,14 @@ class AutoDial:
         if direction > 0 and round_s <= (1 - self.config.min_gain) * before_s:
             self._floor.remember(self.degree)
         elif direction > 0:
+            self.reason = f"rounds were no faster: {round_s:.3g} s after {before_s:.3g} s"
             self.degree -= 1
             self._ceiling.found(self.degree, self.config.max_patience)
             return False
         elif round_s <= (1 + self.config.min_gain) * before_s:
             self._ceiling.remember(self.degree)
         else:
+            self.reason = f"rounds were slower: {round_s:.3g} s after {before_s:.3g} s"
             self.degree += 1
             self._floor.found(self.degree, self.config.max_patience)
             return False
@@ -112,8 +121,10 @@ class AutoDial:
         bottom = self._floor.level if self._floor.hold else 0
         if idle > self.config.idle_tolerance and self.degree < top:
             self._trial = (+1, round_s)
+            self.reason = f"collectors and learner idle {idle:.0%} of the time or more: a larger k is tried"
         elif self.degree > bottom:
             self._trial = (-1, round_s)
+            self.reason = "a smaller k is tried, which may be as fast"
         if self._trial is not None:
             self.degree += self._trial[0]
 

@@ -88,6 +88,11 @@ class Coordinator:
     # ------------------------------------------------------------ properties
 
     @property
+    def dial_reason(self) -> str:
+        """Reason of the tuner's last move of k; empty before the first, and where k is chosen."""
+        return "" if self._auto is None else self._auto.reason
+
+    @property
     def num_up(self) -> int:
         """Collectors that can take tickets."""
         return len(self._up)

@@ -250,9 +250,10 @@ class HealthChanged:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A line for the user."""
+    """A line for the user; a warning when something went wrong."""
 
     text: str
+    is_warning: bool = False
 
 
 @dataclass(frozen=True, slots=True)

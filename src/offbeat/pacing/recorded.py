@@ -123,6 +123,7 @@ class RecordedPace:
         self.published = -1
         self.eval_skipped = 0
         self.is_held = False
+        self.dial_reason = ""
         self.warm_at_s = -math.inf
         self.rounds = until
         self._schedule = schedule

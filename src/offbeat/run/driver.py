@@ -168,9 +168,9 @@ class Driver:
         for handle in self._handlers.get(type(event), ()):
             handle(event, now_s)
 
-    def notice(self, text: str) -> None:
+    def notice(self, text: str, *, is_warning: bool = False) -> None:
         """Emit a notice for the user."""
-        self.emit(Notice(text))
+        self.emit(Notice(text, is_warning))
 
     # ------------------------------------------------------------ start and end
 
@@ -221,7 +221,8 @@ class Driver:
         for index in range(len(self.collectors.rows)):
             self._collector_starting(index)
         if point.parts and any(start.state is None for start in self.collectors.starts):
-            self.notice("collectors without a saved state start anew: their running episodes restart")
+            text = "collectors without a saved state start anew: their running episodes restart"
+            self.notice(text, is_warning=True)
         self._await_progress()
         self._perform(self.pace.start(self.clock()))
         self._left_s = self.clock()
@@ -230,7 +231,7 @@ class Driver:
         self._has_started = True
         self.emit(Started(point.version, point.resumed))
         for text in point.warnings:
-            self.notice(text)
+            self.notice(text, is_warning=point.resumed)
 
     def _restore(self, point: StartPoint) -> None:
         parts = point.parts
@@ -359,7 +360,7 @@ class Driver:
 
     def _tell_faults(self) -> None:
         while self.faults:
-            self.notice(self.faults.popleft())
+            self.notice(self.faults.popleft(), is_warning=True)
 
     # ------------------------------------------------------------ checks and reactions
 
@@ -381,12 +382,13 @@ class Driver:
                 self.waits.end("publish")
             case PublishFailed(version, reason):
                 self.waits.end("publish")
-                self.notice(f"publishing version {version} failed: {reason}")
+                self.notice(f"publishing version {version} failed: {reason}", is_warning=True)
             case EvalDone(version):
                 self._evaluating = None
                 self.waits.end("evaluation")
                 if event.metrics is None:
-                    self.notice(f"the evaluation of version {version} failed: {event.error}")
+                    text = f"the evaluation of version {version} failed: {event.error}"
+                    self.notice(text, is_warning=True)
                 elif notice := self.saving.score(event):
                     self.emit(notice)
             case SnapshotTaken():

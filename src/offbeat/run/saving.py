@@ -137,7 +137,8 @@ class Saving:
 
     def _failed(self, version: int, error: CheckpointError) -> Outcome:
         self._failure = str(error)
-        return SaveFailed(version, self._failure), Notice(f"checkpoint of version {version} failed: {error}")
+        text = f"checkpoint of version {version} failed: {error}"
+        return SaveFailed(version, self._failure), Notice(text, is_warning=True)
 
     def score(self, event: EvalDone) -> Notice | None:
         """Keep the score of a version, and enter it into its checkpoint if that is there already."""
@@ -149,7 +150,7 @@ class Saving:
             if event.version in self._manager.versions():
                 self._manager.set_score(event.version, score)
         except CheckpointError as error:
-            return Notice(f"the score of version {event.version} was not saved: {error}")
+            return Notice(f"the score of version {event.version} was not saved: {error}", is_warning=True)
         return None
 
     def digest(self) -> str | None:
@@ -164,7 +165,7 @@ class Saving:
     def _notice_once(self, text: str) -> Outcome:
         is_new = text not in self._told
         self._told.add(text)
-        return (Notice(text),) if is_new else ()
+        return (Notice(text, is_warning=True),) if is_new else ()
 
 
 def _unsavable(weights: Any) -> str:
