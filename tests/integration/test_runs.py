@@ -243,6 +243,14 @@ def test_refused_start_leaves_no_directory(small_run: Run, tmp_path: Path, monke
     assert small_run({"runtime.kind": "inline"}).rounds == 6
 
 
+def test_a_run_ends_at_the_return_of_an_evaluation(small_run: Run) -> None:
+    goal = {"run.stop_eval_return": 1.0, "eval.interval_rounds": 2}
+    result = small_run({"runtime.kind": "inline", "run.rounds": 500, **goal})
+    assert (result.rounds, result.reason) == (2, "the evaluation of version 2 returned 1 or more")
+    with pytest.raises(ConfigError, match=r"set eval\.interval_rounds"):
+        offbeat.load_config("cartpole-ppo", {"run.stop_eval_return": 1.0})
+
+
 def test_goal_stops_the_run(small_run: Run) -> None:
     result = small_run({"runtime.kind": "inline", "run.stop_return": 1.0, "run.rounds": 500})
     assert result.rounds < 500

@@ -885,7 +885,7 @@ def test_shipped_recipe_reports_both_mistakes_of_a_file(tmp_path: Path) -> None:
         offbeat.load_config(path)
     first, second = caught.value.problems
     assert (first.where, first.message) == (f"{path}:3", "unknown key; did you mean num_envs?")
-    assert (second.where, second.message) == (f"{path}:5", "must be a number, above 0")
+    assert (second.where, second.message) == (f"{path}:5", "must be a number, above 0, or null")
 
 
 def test_builtin_algorithms_are_found() -> None:

@@ -43,6 +43,18 @@ def test_schedules_take_the_run_unless_told():
     assert ppo_config(run_config(short)) == short
 
 
+@pytest.mark.parametrize(("kind", "usual"), [("lines", 5e-2), ("mlp", 2.5e-4), ("board", 2.5e-4)])
+def test_the_learning_rate_follows_the_network_unless_it_is_chosen(kind, usual):
+    assert PPOConfig(lr_schedule="constant").for_network(kind).lr_at(0) == usual
+    assert PPOConfig(lr=0.1).for_network(kind).lr == 0.1
+    assert PPOConfig().lr_remark(kind) is None
+    assert PPOConfig(lr=usual * 29).lr_remark(kind) is None
+    assert f"is far above {usual:g}, the default for network.kind {kind}" in PPOConfig(
+        lr=usual * 31
+    ).lr_remark(kind)
+    assert f"set algorithm.lr to {usual:g} or null" in PPOConfig(lr=usual / 31).lr_remark(kind)
+
+
 @pytest.mark.parametrize(
     ("options", "key"),
     [

@@ -20,6 +20,7 @@ def conflicts(config: RunConfig) -> list[Conflict]:
         _heartbeat,
         _gpus,
         _served_files,
+        _stop_at_evaluation,
     )
     return [conflict for check in checks for conflict in check(config)]
 
@@ -131,6 +132,13 @@ def _heartbeat(config: RunConfig) -> list[Conflict]:
         f" heartbeat_interval_s to at most {limit_s / 2:g}, or raise heartbeat_timeout_s"
     )
     return [Conflict(("runtime.heartbeat_interval_s", "runtime.heartbeat_timeout_s"), message)]
+
+
+def _stop_at_evaluation(config: RunConfig) -> list[Conflict]:
+    if config.run.stop_eval_return is None or config.eval.interval_rounds is not None:
+        return []
+    message = "nothing is evaluated before the end: set eval.interval_rounds"
+    return [Conflict(("run.stop_eval_return", "eval.interval_rounds"), message)]
 
 
 def _served_files(config: RunConfig) -> list[Conflict]:

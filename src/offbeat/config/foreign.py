@@ -10,7 +10,7 @@ from offbeat.config.models import Section
 _DIAL = "async_training.off_policy_degree: 0 takes turns, k collects up to k rounds ahead, -1 is tuned"
 _DIRECTORY = "run.dir: one directory holds checkpoints, logs and metrics"
 _ENV = "env.id and env.kwargs: the environment and the arguments of its constructor"
-_RESUME = "`offbeat resume RUN`: it continues from the newest good checkpoint in RUN, a run's directory"
+_RESUME = "use `offbeat resume RUN`: it continues from the newest good checkpoint in RUN, a run's directory"
 _ROUNDS = "run.rounds: each makes one version; `offbeat check` prints the samples of a round"
 _SAMPLES = (
     "algorithm.sync_batch_size, in samples of a round",
@@ -49,7 +49,7 @@ FOREIGN: Mapping[str, tuple[str, ...]] = {
     "evaluator_env_num": ("eval.num_envs",),
     "n_evaluator_episode": ("eval.episodes",),
     "eval_freq": ("eval.interval_rounds, in rounds",),
-    "stop_value": ("run.stop_return",),
+    "stop_value": ("run.stop_eval_return",),
     "exp_name": ("run.name, or run.dir for the directory",),
     "multi_gpu": ("learner.num_ranks and trainer.n_gpus_per_node",),
     "quick_test": ("run.rounds=2 for a short run; `offbeat check` shows the plan and trains nothing",),
@@ -70,7 +70,7 @@ FOREIGN: Mapping[str, tuple[str, ...]] = {
     "log_dir": (_DIRECTORY,),
     "model_dir": (_DIRECTORY,),
     "wandb_run_name": ("run.name",),
-    "wandb_entity": ("the environment variable WANDB_ENTITY",),
+    "wandb_entity": ("set the environment variable WANDB_ENTITY",),
     # verl's fully asynchronous policy.
     "staleness_threshold": (
         "async_training.off_policy_degree for the bound, in versions;"
@@ -79,7 +79,7 @@ FOREIGN: Mapping[str, tuple[str, ...]] = {
     "max_off_policy_threshold": ("async_training.off_policy_degree, in versions",),
     "trigger_parameter_sync_step": (_SYNC,),
     "require_batches": ("algorithm.segments_per_round",),
-    "partial_rollout": ("nothing: running segments are never cut off by a publication",),
+    "partial_rollout": ("leave it out: a publication cuts no running segment off",),
     "total_rollout_steps": (_ROUNDS,),
     "total_training_steps": (_ROUNDS,),
     "total_epochs": (_ROUNDS,),
@@ -108,16 +108,16 @@ FOREIGN: Mapping[str, tuple[str, ...]] = {
     "lambda_h": ("algorithm.high_ent_coef",),
     "lambda_l": ("algorithm.ent_coef",),
     "scenario": (_ENV,),
-    "mode": ("the command: `offbeat train`, `offbeat eval RUN`, `offbeat play RUN`",),
-    "model_path": ("`offbeat eval RUN` or `offbeat resume RUN`, with RUN the directory of a run",),
-    "render": ("`offbeat play RUN`",),
+    "mode": ("use the command: `offbeat train`, `offbeat eval RUN`, `offbeat play RUN`",),
+    "model_path": ("use `offbeat eval RUN` or `offbeat resume RUN`, with RUN the directory of a run",),
+    "render": ("use `offbeat play RUN`",),
     "console_log_level": ("observe.console=none for a silent run; observe.log_level is that of the files",),
     "detailed_logging": ("async_training.enable_async_debug_log",),
     "export_interval": (_STATS,),
 }
 """Names from elsewhere and what to use here, the first whose key the run's algorithm has.
 
-The first word is that key; text that starts otherwise holds always.
+The first word is that key; text that starts otherwise is the whole advice.
 """
 
 
@@ -128,7 +128,9 @@ def advice(name: str, models: Mapping[str, type[Section]]) -> str | None:
     """
     for text in FOREIGN.get(name.replace("-", "_"), ()):
         key = text.split(maxsplit=1)[0].rstrip(",:;").partition("=")[0]
-        if "." not in key or has_key(key, models):
+        if "." not in key:
+            return text
+        if has_key(key, models):
             return f"use {text}"
     return None
 

@@ -102,6 +102,10 @@ class AlgorithmConfig(Section):
         samples = self.samples_per_segment(config)
         return None if samples is None else config.segments_per_round * samples
 
+    def update(self, config: RunConfig) -> str | None:
+        """What one update trains and how much of it is new, for `offbeat check`; None: all of the round."""
+        return None
+
     def needed_segments(self, config: RunConfig) -> int:
         """Segments without which no round can start: those of a round, or what fills a replay first."""
         return config.segments_per_round
@@ -454,6 +458,11 @@ class RunSection(Section):
         gt=0,
         description="Longest wait for the round at hand and a last checkpoint after Ctrl-C, SIGTERM or"
         " SIGHUP, in seconds; null: runtime.train_timeout_s. A second signal ends the run at once.",
+    )
+    stop_eval_return: float | None = Field(
+        default=None,
+        description="Stop once an evaluation's mean return reaches this; null: never. Needs"
+        " eval.interval_rounds.",
     )
     max_restarts: int = Field(
         default=3,

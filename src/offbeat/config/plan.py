@@ -64,6 +64,7 @@ def plan(config: RunConfig, step_bytes: int | None = None) -> dict[str, str]:
         "learner": _learner(config),
         "evaluation": _evaluation(config),
         "round": _round(config),
+        **({} if (update := config.resolved().algorithm.update(config)) is None else {"update": update}),
         "run": _run(config),
         "staleness": staleness_bound(config),
         "memory": _memory(config, step_bytes),
@@ -209,6 +210,8 @@ def _run(config: RunConfig) -> str:
     total += "" if asked is None else f" (total_timesteps {asked:,})"
     stop = config.run.stop_return
     early = "" if stop is None else f", ending early at a mean return of {stop:g}"
+    if config.run.stop_eval_return is not None:
+        early += f", ending early at an evaluation of {config.run.stop_eval_return:g}"
     return f"{rounds}{total}{early}, seed {config.run.seed}, in {config.run.dir or _default_dir(config)}"
 
 

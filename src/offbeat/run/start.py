@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from offbeat.config.loader import ConfigSource
 from offbeat.config.models import RunConfig
 from offbeat.config.plan import size_remarks
 from offbeat.errors import ConfigError, EnvError
-from offbeat.observe.callbacks import Callback, RoundInfo, RunControl, RunInfo, RunSummary
+from offbeat.observe.callbacks import Callback, EvalInfo, RoundInfo, RunControl, RunInfo, RunSummary
 from offbeat.observe.sinks import check_sinks
 from offbeat.pipeline import Pipeline, Report, Settings
 from offbeat.roles import Learner, PerWorker, WorkerContext, check_methods
@@ -48,6 +49,7 @@ _RESUMABLE = (
     "run.total_timesteps",
     "run.stop_return",
     "run.stop_timeout_s",
+    "run.stop_eval_return",
     "run.max_restarts",
     "run.restart_delay_s",
     "run.on_nan",
@@ -264,6 +266,8 @@ def open_run(
     everybody, goal = [*callbacks], config.run.stop_return
     if goal is not None:
         everybody.append(_StopAtReturn(goal, prepared.resumed and _had_reached(prepared.run_dir, goal)))
+    if config.run.stop_eval_return is not None:
+        everybody.append(_StopAtEvaluation(config.run.stop_eval_return))
     everybody.append(EarlierSettings(prepared.run_dir))
     notes = None if prepared.resumed else algorithms.find(config.algorithm.name).facts
     facts = {} if notes is None else notes(config)
@@ -363,3 +367,18 @@ class _StopAtReturn(Callback):
         has_enough = float(metrics["rollout/total_episodes"]) >= 100
         if has_enough and float(metrics["rollout/return_mean_100"]) >= self._goal and self._control:
             self._control.finish(f"the last 100 episodes returned {self._goal:g} or more on average")
+
+
+class _StopAtEvaluation(Callback):
+    """Ends the run once an evaluation's mean return reaches a goal."""
+
+    def __init__(self, goal: float) -> None:
+        self._goal = goal
+        self._control: RunControl | None = None
+
+    def on_start(self, info: RunInfo) -> None:
+        self._control = info.control
+
+    def on_eval(self, info: EvalInfo) -> None:
+        if self._control and info.metrics.get("eval/return_mean", -math.inf) >= self._goal:
+            self._control.finish(f"the evaluation of version {info.version} returned {self._goal:g} or more")

@@ -1,10 +1,12 @@
 """Proximal policy optimisation, on-policy or corrected for stale samples. Imports no torch."""
 
 from offbeat.algorithms.base import Algorithm
-from offbeat.algorithms.ppo.build import build, check
+from offbeat.algorithms.ppo.build import build, check, facts
 from offbeat.algorithms.ppo.config import PPOConfig
 from offbeat.envs.judged import look_at_world
 
-ALGORITHM = Algorithm(name="ppo", config_model=PPOConfig, build=build, check=check, look=look_at_world)
+ALGORITHM = Algorithm(
+    name="ppo", config_model=PPOConfig, build=build, check=check, facts=facts, look=look_at_world
+)
 
 __all__ = ["ALGORITHM", "PPOConfig", "build"]

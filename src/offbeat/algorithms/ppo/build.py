@@ -28,6 +28,12 @@ def check(config: RunConfig) -> None:
     make_augment(config)
 
 
+def facts(config: RunConfig) -> dict[str, str]:
+    """A learning rate with which the network may learn nothing."""
+    remark = ppo_config(config).lr_remark(environment_spec(config).kind)
+    return {} if remark is None else {"learning rate": remark}
+
+
 def build(config: RunConfig) -> Roles:
     """The roles of a PPO run."""
     config = config.model_copy(update={"algorithm": ppo_config(config)})

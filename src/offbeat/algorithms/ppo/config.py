@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, Self
 
 from pydantic import Field
@@ -14,6 +15,9 @@ from offbeat.ops.schedules import linear_schedule
 Correction = Literal["auto", "gae", "vtrace", "decoupled"]
 Schedule = Literal["constant", "linear"]
 Augmentation = Literal["none", "symmetry", "colours", "both"]
+_LRS: Mapping[str, float] = {"lines": 5e-2}
+_LR = 2.5e-4
+_FAR = 30.0  # times another learning rate than the default: within it, every recipe learns
 
 
 class PPOConfig(AlgorithmConfig):
@@ -39,8 +43,11 @@ class PPOConfig(AlgorithmConfig):
         ge=1,
         description="Parts a minibatch is differentiated in, to save memory; the update stays the same.",
     )
-    lr: float = Field(
-        2.5e-4, gt=0, description="Learning rate of Adam at the first round. Default of CleanRL."
+    lr: float | None = Field(
+        None,
+        gt=0,
+        description="Learning rate of Adam at the first round; null: 0.05 for the tables of network.kind"
+        " lines, else 2.5e-4, CleanRL's.",
     )
     lr_schedule: Schedule = Field(
         "linear",
@@ -157,7 +164,22 @@ class PPOConfig(AlgorithmConfig):
 
     def lr_at(self, version: int) -> float:
         """Learning rate of the round that starts at ``version``."""
-        return self._scheduled(self.lr, self.lr_schedule, version)
+        return self._scheduled(_LR if self.lr is None else self.lr, self.lr_schedule, version)
+
+    def for_network(self, kind: str) -> Self:
+        """Fill in the learning rate of this kind of network where none is chosen."""
+        return self.model_copy(update={"lr": _LRS.get(kind, _LR)}) if self.lr is None else self
+
+    def lr_remark(self, kind: str) -> str | None:
+        """Say that the learning rate is far from what this kind of network learns with."""
+        usual = _LRS.get(kind, _LR)
+        if self.lr is None or usual / _FAR <= self.lr <= usual * _FAR:
+            return None
+        relation = "below" if self.lr < usual else "above"
+        return (
+            f"{self.lr:g} is far {relation} {usual:g}, the default for network.kind {kind}, and may learn"
+            f" nothing: set algorithm.lr to {usual:g} or null"
+        )
 
     def ent_coef_at(self, version: int) -> float:
         """Entropy weight of the round that starts at ``version``."""

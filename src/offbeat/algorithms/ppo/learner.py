@@ -90,7 +90,7 @@ class PPOLearner:
         ranks: Ranks = _SINGLE_RANK,
         augment: Augment | None = None,
     ) -> None:
-        self._config = config
+        self._config = config.for_network(spec.kind)
         self._augment = augment
         self._spec = spec
         self._seed = seed

@@ -64,7 +64,7 @@ def check(config: RunConfig) -> None:
 
 
 def facts(config: RunConfig) -> dict[str, str]:
-    """The size of the replay."""
+    """The size of the replay, what is short of it, and a learning rate with which nothing may be learned."""
     algorithm = per_config(config)
     items = f"{algorithm.buffer_capacity:,} segments of {algorithm.num_steps} steps"
     where = f" in each of {config.learner.num_ranks} ranks" if config.learner.num_ranks > 1 else ""
@@ -75,7 +75,8 @@ def facts(config: RunConfig) -> dict[str, str]:
     arriving = config.segments_per_round * config.envs_per_worker
     if wanted > arriving:
         found["fresh segments"] = f"{arriving} arrive a round, fewer than the {wanted} that a batch asks for"
-    return found
+    remark = algorithm.lr_remark(environment_spec(config).kind)
+    return found if remark is None else {**found, "learning rate": remark}
 
 
 def _copies(config: RunConfig) -> int:

@@ -29,17 +29,23 @@ class PPOPERConfig(PPOConfig):
     batch_size: int = Field(
         128,
         ge=2,
-        description="Replay segments of one update, num_steps samples each. Default of color_gomoku_rl,"
-        " there of single samples.",
+        description="Replay segments of one update, num_steps samples each: 128 of 32 steps are 4,096"
+        " samples. Default of color_gomoku_rl, there of single samples.",
     )
     updates_per_round: int = Field(
         1, ge=1, description="Batches drawn and trained in one round, each num_epochs times."
     )
     buffer_capacity: int = Field(
-        8192, ge=1, description="Replay segments that are kept; the oldest make room for new ones."
+        8192,
+        ge=1,
+        description="Replay segments that are kept, num_steps samples each; the oldest make room for new"
+        " ones.",
     )
     min_buffer_size: int | None = Field(
-        None, ge=1, description="Replay segments collected before the first round; null: batch_size."
+        None,
+        ge=1,
+        description="Replay segments collected before the first round, num_steps samples each; null:"
+        " batch_size.",
     )
     warmup_seconds: float = Field(
         0.0,
@@ -154,6 +160,20 @@ class PPOPERConfig(PPOConfig):
         if self.shared_buffer and config.runtime.kind != "ray":
             found.append(("shared_buffer", "is a Ray actor: set runtime.kind=ray, or shared_buffer=false"))
         return found
+
+    def update(self, config: RunConfig) -> str:
+        """What one update trains, in segments and samples, and how many of them are new."""
+        samples, arriving = (
+            self.batch_size * self.num_steps,
+            config.segments_per_round * config.envs_per_worker,
+        )
+        new = min(round(self.fresh_fraction * self.batch_size), arriving)
+        updates = "" if self.updates_per_round == 1 else f", {self.updates_per_round} updates a round"
+        return (
+            f"{self.batch_size:,} replay segments of {self.num_steps} steps = {samples:,} samples,"
+            f" {self.num_epochs} times each; {new:,} of the segments are new, of {arriving:,} that arrive a"
+            f" round{updates}"
+        )
 
     def min_segments(self, config: RunConfig) -> int:
         """Segments of a worker that make ``min_buffer_size`` replay segments."""
