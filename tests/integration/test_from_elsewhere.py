@@ -31,7 +31,7 @@ def test_the_color_lines_command_is_told_why_it_learns_nothing(capsys: pytest.Ca
     assert offbeat_command(f"check colorlines-ppo-per-ray {flags} --weight_sync_interval 10") == 0
     shown = capsys.readouterr().out
     assert "learning rate  0.0003 is far below 0.05, the default for network.kind lines" in shown
-    assert "128 replay segments of 32 steps = 4,096 samples, 4 times each" in shown
+    assert "128 replay segments of 32 steps = 4,096 samples in 4 passes" in shown
     assert "102 of the segments are new, of 256 that arrive a round" in shown
     assert "4 in Ray actors" in shown
     assert offbeat_command("check colorlines-ppo-per-ray") == 0

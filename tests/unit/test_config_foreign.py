@@ -56,6 +56,14 @@ def test_a_name_from_elsewhere_is_answered_with_the_key_to_use(recipe: str, key:
     assert problems(recipe, f"{key}=1")[key].startswith(f"unknown key; use {advised}")
 
 
+def test_a_value_of_another_meaning_is_answered_with_the_meaning_here() -> None:
+    found = problems("cartpole-ppo", "async_training.staleness_threshold=0.5")
+    assert found["async_training.staleness_threshold"] == (
+        "must be a whole number, at least 0: it sets what metrics count as stale; the bound is"
+        " async_training.off_policy_degree, in versions"
+    )
+
+
 def test_a_section_from_elsewhere_is_answered_key_by_key() -> None:
     found = problems("cartpole-unizero", "policy.off_policy_degree=5", "policy.game_segment_length=20")
     assert found == {
@@ -68,7 +76,15 @@ def test_a_section_from_elsewhere_is_answered_key_by_key() -> None:
 
 
 def test_names_of_the_same_meaning_are_taken() -> None:
-    config = offbeat.load_config("cartpole-ppo", ["entropy_coef=0.5", "value_coef=0.25", "clip_epsilon=0.3"])
+    given = [
+        "entropy_coef=0.5",
+        "value_coef=0.25",
+        "clip_epsilon=0.3",
+        "env_id=Acrobot-v1",
+        "log_level=DEBUG",
+    ]
+    config = offbeat.load_config("cartpole-ppo", given)
+    assert (config.env.id, config.observe.log_level) == ("Acrobot-v1", "debug")
     algorithm = config.algorithm.model_dump()
     assert (algorithm["ent_coef"], algorithm["vf_coef"], algorithm["clip_coef"]) == (0.5, 0.25, 0.3)
     assert homes("value_coef", {"algorithm": shipped_algorithms()["muzero"]}) == ["algorithm.value_coef"]

@@ -27,6 +27,7 @@ FOREIGN: Mapping[str, tuple[str, ...]] = {
     "sync_mode": (_DIAL,),
     "data_queue_size": ("async_training.max_queue_size, in segments",),
     "max_train_iter": (_ROUNDS,),
+    "max_iter": (_ROUNDS,),
     "max_env_step": (_ROUNDS,),
     "num_simulations": _SIMULATIONS,
     "collect_num_simulations": _SIMULATIONS,
@@ -53,6 +54,8 @@ FOREIGN: Mapping[str, tuple[str, ...]] = {
     "exp_name": ("run.name, or run.dir for the directory",),
     "multi_gpu": ("learner.num_ranks and trainer.n_gpus_per_node",),
     "quick_test": ("run.rounds=2 for a short run; `offbeat check` shows the plan and trains nothing",),
+    "no_save": ("checkpoint.enabled=false",),
+    "debug": ("async_training.enable_async_debug_log",),
     # PPO with prioritized replay on Ray.
     "batch_size": _SAMPLES,
     "num_eval_episodes": ("eval.episodes",),
@@ -119,6 +122,13 @@ FOREIGN: Mapping[str, tuple[str, ...]] = {
 
 The first word is that key; text that starts otherwise is the whole advice.
 """
+
+
+OTHER_MEANINGS: Mapping[str, str] = {
+    "async_training.staleness_threshold": "it sets what metrics count as stale; the bound is"
+    " async_training.off_policy_degree, in versions",
+}
+"""Keys that mean something else elsewhere, and what they mean here: for messages about wrong values."""
 
 
 def advice(name: str, models: Mapping[str, type[Section]]) -> str | None:

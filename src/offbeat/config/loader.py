@@ -325,6 +325,8 @@ class _Validation:
             message = f"is required: {allowed(field)}"
         else:
             message = f"must be {allowed(field)}" + (", finite" * (details["type"] == "finite_number"))
+            meaning = foreign.OTHER_MEANINGS.get(dotted((name, *path)))
+            message += "" if meaning is None else f": {meaning}"
         self._add((name, *path), message)
 
     def _unknown(self, key: str, is_algorithm: bool = True) -> str | None:

@@ -549,6 +549,10 @@ class TensorBoardConfig(Section):
     )
 
 
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
 class ObserveConfig(Section):
     """What a run shows and writes while it goes."""
 
@@ -565,7 +569,7 @@ class ObserveConfig(Section):
         description="Progress display: `auto` is `rich` on a terminal and `plain` lines elsewhere.",
     )
     log_interval_s: float = Field(default=2.0, gt=0, description="Seconds between two plain progress lines.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = Field(
         default="info",
         description="Least serious lines that logs/run.log and logs/learner.log take; `info` has rounds and"
         " publications.",

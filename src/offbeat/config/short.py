@@ -18,6 +18,7 @@ ALIASES: Mapping[str, str] = {
     "eval_interval": "eval.interval_rounds",
     "save_interval": "checkpoint.interval_rounds",
     "learning_rate": "algorithm.lr",
+    "env_id": "env.id",
     "entropy_coef": "algorithm.ent_coef",
     "value_coef": "algorithm.vf_coef",
     "clip_epsilon": "algorithm.clip_coef",

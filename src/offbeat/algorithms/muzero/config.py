@@ -260,14 +260,6 @@ class PlanningConfig(AlgorithmConfig):
         """New steps of a round: what is searched anew is none."""
         return collected_per_round(config) * self.num_steps * config.envs_per_worker
 
-    def update(self, config: RunConfig) -> str:
-        """What one update draws, and how many there are for the new steps of a round."""
-        return (
-            f"{self.batch_size:,} steps drawn, each with the {self.num_unroll} after it;"
-            f" {self.replay_ratio:g} updates for each of the {self.samples_per_round(config):,} new steps of"
-            " a round"
-        )
-
     def search_config(self, *, two_player: bool, is_eval: bool = False) -> SearchConfig:
         """The search as the trees want it."""
         settings = self.search

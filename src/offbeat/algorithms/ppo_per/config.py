@@ -163,16 +163,14 @@ class PPOPERConfig(PPOConfig):
 
     def update(self, config: RunConfig) -> str:
         """What one update trains, in segments and samples, and how many of them are new."""
-        samples, arriving = (
-            self.batch_size * self.num_steps,
-            config.segments_per_round * config.envs_per_worker,
-        )
+        arriving = config.segments_per_round * config.envs_per_worker
         new = min(round(self.fresh_fraction * self.batch_size), arriving)
+        passes = f"{self.num_epochs} pass" + ("" if self.num_epochs == 1 else "es")
         updates = "" if self.updates_per_round == 1 else f", {self.updates_per_round} updates a round"
         return (
-            f"{self.batch_size:,} replay segments of {self.num_steps} steps = {samples:,} samples,"
-            f" {self.num_epochs} times each; {new:,} of the segments are new, of {arriving:,} that arrive a"
-            f" round{updates}"
+            f"{self.batch_size:,} replay segments of {self.num_steps} steps ="
+            f" {self.batch_size * self.num_steps:,} samples in {passes}; {new:,} of the segments are new, of"
+            f" {arriving:,} that arrive a round{updates}"
         )
 
     def min_segments(self, config: RunConfig) -> int:
