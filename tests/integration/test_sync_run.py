@@ -106,7 +106,6 @@ def test_the_loop_of_synchronous_trainers_runs_as_it_stands(
     kind: str, sync_run: Make, reference: Any
 ) -> None:
     with sync_run({"runtime.kind": kind}) as agent:
-        agent.enable_data_collection()
         while not agent.finished:
             while not agent.should_sync_update():
                 if not agent.collection_enabled:
@@ -118,6 +117,7 @@ def test_the_loop_of_synchronous_trainers_runs_as_it_stands(
 
 def test_a_loop_that_asks_for_what_nobody_collects_ends_with_the_line_that_is_missing(sync_run: Make) -> None:
     with sync_run() as run:
+        run.disable_data_collection()
         error = refused(lambda: [None for _ in iter(run.should_sync_update, True)])
         assert "round 0 waits for enable_data_collection()" in str(error)
     with sync_run(name="again", rounds=1) as run:

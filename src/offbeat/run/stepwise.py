@@ -92,6 +92,7 @@ class SyncRun:
         self._opened: OpenedRun | None = None
         self._is_over = False
         self._gates = GatesSet(collect=False, until=0)
+        self._has_chosen = False  # to enable or disable data collection
         self._has_asked_in_vain = False  # since the gates were set
         self._stopped: RunStopped | None = None
         self._result: Result | None = None
@@ -151,10 +152,12 @@ class SyncRun:
     def enable_data_collection(self) -> None:
         """Let collectors start new segments, with the weights that were published last."""
         self._going_on()
+        self._has_chosen = True
         self._set_gates(replace(self._gates, collect=True))
 
     def disable_data_collection(self) -> None:
         """Let collectors start no new segments; those under way come in and wait to be trained."""
+        self._has_chosen = True
         if not self._coordinator.is_ending:
             self._set_gates(replace(self._gates, collect=False))
 
@@ -167,7 +170,8 @@ class SyncRun:
         """Return True when all segments of the next round are here, so that `sync_update` can train it.
 
         Takes in what has arrived, and waits up to 10 ms for it: a loop that only asks ends, too. Asking again
-        when nothing would ever come is an error.
+        when nothing would ever come is an error, but for a run that has neither enabled nor disabled data
+        collection yet: it is enabled then.
         """
         run = self._current()
         if self._is_ready():
@@ -175,10 +179,13 @@ class SyncRun:
         if (error := self._never_ready()) is None:
             run.step(_MOMENT_S)
             return self._is_ready()
-        if self._has_asked_in_vain:
+        if not self._has_asked_in_vain:
+            self._has_asked_in_vain = True
+            return False
+        if self._has_chosen or self.finished:
             raise error
-        self._has_asked_in_vain = True
-        return False
+        self.enable_data_collection()
+        return self._is_ready()
 
     def wait(self, timeout_s: float = math.inf) -> bool:
         """Continue until the next round can be trained, at most ``timeout_s``; return True if it can.
