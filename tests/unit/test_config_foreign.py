@@ -36,7 +36,7 @@ def problems(recipe: str, *overrides: str) -> dict[str, str]:
     ("recipe", "key", "advised"),
     [
         ("cartpole-unizero", "enable_async_training", "async_training.off_policy_degree: 0 takes turns"),
-        ("cartpole-unizero", "max_env_step", "run."),
+        ("cartpole-unizero", "max_env_step", "run.total_timesteps, in steps of an environment"),
         ("cartpole-unizero", "data_queue_size", "async_training.max_queue_size, in segments"),
         ("cartpole-unizero", "collect_num_simulations", "algorithm.search.num_simulations"),
         ("cartpole-unizero", "game_segment_length", "algorithm.num_steps"),

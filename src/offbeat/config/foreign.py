@@ -18,6 +18,7 @@ _SAMPLES = (
 )
 _SIMULATIONS = ("algorithm.search.num_simulations",)
 _STATS = "observe.stats_interval_s; events.jsonl in the run's directory has every round"
+_STEPS = "run.total_timesteps, in steps of an environment"
 _SYNC = "async_training.weight_sync_interval, in rounds"
 
 FOREIGN: Mapping[str, tuple[str, ...]] = {
@@ -28,7 +29,7 @@ FOREIGN: Mapping[str, tuple[str, ...]] = {
     "data_queue_size": ("async_training.max_queue_size, in segments",),
     "max_train_iter": (_ROUNDS,),
     "max_iter": (_ROUNDS,),
-    "max_env_step": (_ROUNDS,),
+    "max_env_step": (_STEPS,),
     "num_simulations": _SIMULATIONS,
     "collect_num_simulations": _SIMULATIONS,
     "eval_num_simulations": ("algorithm.search.eval_simulations",),
@@ -96,7 +97,7 @@ FOREIGN: Mapping[str, tuple[str, ...]] = {
     "ppo_mini_batch_size": ("algorithm.minibatch_size, in samples", "algorithm.num_minibatches"),
     "ppo_epochs": ("algorithm.num_epochs",),
     # Synchronous trainers of HMASD.
-    "total_timesteps": (_ROUNDS,),
+    "total_timesteps": (_STEPS,),
     "rollout_length": _SAMPLES,
     "high_level_batch_size": ("algorithm.num_minibatches",),
     "n_rollout_threads": ("env.num_envs, over all workers together",),
