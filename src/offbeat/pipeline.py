@@ -249,6 +249,7 @@ def _pace_config(
         segments_per_round=segments_per_round,
         num_collectors=spec.num_collectors,
         off_policy_degree=dial.off_policy_degree,
+        open_rounds=dial.open_rounds,
         auto_max=dial.auto_max,
         max_staleness=dial.max_staleness_allowed,
         mode=spec.mode,

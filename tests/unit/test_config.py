@@ -503,14 +503,23 @@ def test_config_made_in_python_is_checked_and_overridden(files: Files) -> None:
         ),
         (["async_training.min_batch_count=3"], "async_training.min_batch_count", "set it to 2 or less"),
         (
-            ["async_training.min_batch_count=5", "async_training.off_policy_degree=1"],
+            [
+                f"async_training.{dial}"
+                for dial in ("min_batch_count=5", "off_policy_degree=1", "open_rounds=0")
+            ],
             "async_training.min_batch_count",
             "set it to 4 or less",
+        ),
+        (
+            ["async_training.min_batch_count=3", "async_training.off_policy_degree=1"],
+            "async_training.min_batch_count",
+            "set it to 2 or less, or open_rounds to 0",
         ),
         (
             [
                 "async_training.min_batch_count=4",
                 "async_training.off_policy_degree=1",
+                "async_training.open_rounds=0",
                 "async_training.max_queue_size=3",
             ],
             "async_training.min_batch_count",
@@ -544,7 +553,12 @@ def test_combinations_that_cannot_run(files: Files, overrides: list[str], key: s
         ["async_training.max_staleness_allowed=0"],
         ["async_training.max_staleness_allowed=8", "async_training.off_policy_degree=-1"],
         ["async_training.max_queue_size=2"],
-        ["async_training.min_batch_count=4", "async_training.off_policy_degree=1"],
+        [
+            "async_training.min_batch_count=4",
+            "async_training.off_policy_degree=1",
+            "async_training.open_rounds=0",
+        ],
+        ["async_training.min_batch_count=2", "async_training.off_policy_degree=1"],
         ["env.num_envs=3", "runtime.num_workers=3"],
         ["algorithm.lr=2", "run.rounds=10"],
     ],
@@ -634,7 +648,10 @@ def test_plan_counts_samples_segments_and_memory(files: Files) -> None:
     assert rows["collectors"].startswith(
         "2 in processes of their own, each with 32 environments of CartPole-v1"
     )
-    assert rows["staleness"] == "at most 1 version: collectors run up to 1 round ahead of the learner"
+    bound = "at most 1 version: collectors run up to 1 round ahead of the learner"
+    assert rows["staleness"] == f"{bound}, one more every 3 rounds at the start"
+    at_once = files.recipe("async_training.off_policy_degree=1", "async_training.open_rounds=0")
+    assert plan(at_once)["staleness"] == bound
 
 
 def test_the_plan_comes_first_and_what_differs_from_the_defaults_is_marked(files: Files) -> None:

@@ -36,6 +36,11 @@ def config(**changes: Any) -> PaceConfig:
         ({"max_outstanding": 3}, "raise max_queue_size, or lower segments_per_round$"),
         ({"min_segments": 5}, "min_batch_count 5 can never be met"),
         ({"off_policy_degree": 1, "max_outstanding": 4, "min_segments": 5}, "min_batch_count 5"),
+        (
+            {"off_policy_degree": 3, "open_rounds": 1, "min_segments": 5},
+            "min_batch_count 5 .* at most 4 .* lower it, or set open_rounds to 0",
+        ),
+        ({"open_rounds": -1}, "open_rounds must be at least 0"),
         ({"mode": "replay", "max_outstanding": 5, "min_segments": 6}, "max_queue_size 5 .* min_batch_count"),
         ({"mode": "replay", "max_outstanding": 9, "replay_ratio": 0.1}, "below the 10 segments"),
         ({"mode": "replay", "replay_ratio": 0.0}, "replay_ratio must be above 0, not 0.0"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ from offbeat.pacing.events import (
     Signals,
     Started,
 )
-from offbeat.pacing.ledger import RUNNING
+from offbeat.pacing.ledger import RUNNING, TRAINED
 from offbeat.seeding import derive_seed, reseed
 from offbeat.types import Ticket
 
@@ -425,6 +426,93 @@ def test_auto_moves_the_dial_from_what_rounds_measure() -> None:
     assert coordinator.degree == 1
     step(coordinator, DialTurned(0), 0.0)
     assert coordinator.degree == 0
+
+
+# ---------------------------------------------------------------- the dial opens
+
+
+def degrees(coordinator: Coordinator, rounds: int) -> list[int]:
+    """Train so many rounds on the tickets in their order; k with which each of them began."""
+    found = []
+    for number in range(coordinator.ledger.num(TRAINED), coordinator.ledger.num(TRAINED) + rounds):
+        found.append(coordinator.degree)
+        assert coordinator.ledger.ticket(number).deadline >= coordinator.version
+        arrive(coordinator, number)
+        end_round(coordinator)
+    return found
+
+
+def test_a_stream_opens_by_one_every_few_rounds() -> None:
+    coordinator = make(num_collectors=9, off_policy_degree=2, open_rounds=2)
+    assert [t.deadline for t in tickets(begin(coordinator))] == [0]
+    assert degrees(coordinator, 7) == [0, 0, 1, 1, 2, 2, 2]
+    born = [ticket.deadline - ticket.version for ticket in coordinator.ledger.outstanding()]
+    assert set(born) == {2}
+
+
+def test_rounds_are_recorded_with_the_degree_in_force() -> None:
+    coordinator = make(num_collectors=2, off_policy_degree=4, open_rounds=1)
+    begin(coordinator)
+    trained = []
+    for number in range(4):
+        trained += of_type(arrive(coordinator, number), Train)
+        trained += of_type(end_round(coordinator), Train)
+    assert [train.off_policy_degree for train in trained] == [0, 1, 2, 3]
+
+
+def test_a_stream_that_publishes_rarely_opens_from_what_that_needs() -> None:
+    coordinator = make(num_collectors=9, off_policy_degree=3, publish_interval=3, open_rounds=2)
+    assert len(tickets(begin(coordinator))) == 3
+    assert coordinator.degree == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "degree"),
+    [
+        ({"mode": "replay", "off_policy_degree": 3}, 3),
+        ({"off_policy_degree": 3, "open_rounds": 0}, 3),
+        ({}, 0),
+    ],
+)
+def test_replay_opens_at_once(changes: dict[str, Any], degree: int) -> None:
+    assert make(**{"open_rounds": 3, **changes}).degree == degree
+
+
+def test_the_tuner_opens_by_itself() -> None:
+    coordinator = make(rounds=100, off_policy_degree=AUTO, open_rounds=50)
+    begin(coordinator)
+    idle, seen = Signals(round_s=2.0, collect_idle=0.5, train_idle=0.5), set()
+    for number in range(20):
+        arrive(coordinator, number)
+        end_round(coordinator, signals=idle)
+        seen.add(coordinator.degree)
+    assert seen == {0, 1}
+
+
+def test_a_dial_that_is_turned_opens_no_further_than_the_round_allows() -> None:
+    coordinator = make(rounds=30, num_collectors=9, open_rounds=2)
+    begin(coordinator)
+    step(coordinator, DialTurned(2), 0.0)
+    assert degrees(coordinator, 5) == [0, 0, 1, 1, 2]
+    step(coordinator, DialTurned(1), 0.0)
+    assert coordinator.degree == 1
+    degrees(coordinator, 15)
+    step(coordinator, DialTurned(7), 0.0)
+    assert coordinator.degree == 7
+
+
+def test_a_resumed_run_goes_on_opening() -> None:
+    coordinator = make(num_collectors=9, off_policy_degree=4, open_rounds=2)
+    begin(coordinator)
+    degrees(coordinator, 3)
+    again = make(num_collectors=9, off_policy_degree=4, open_rounds=2)
+    again.load_state_dict(coordinator.state_dict())
+    assert again.degree == coordinator.degree == 1
+    other = make(num_collectors=9, off_policy_degree=5, open_rounds=1)
+    other.load_state_dict(coordinator.state_dict())
+    assert other.degree == 3
+    begin(again)
+    assert degrees(again, 4) == [1, 2, 2, 3]
 
 
 # ---------------------------------------------------------------- pace of tickets

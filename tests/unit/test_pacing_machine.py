@@ -36,6 +36,7 @@ class AnyOrder(RuleBasedStateMachine):
     """Plays runtime, learner, publisher and evaluator, and keeps its own sets of tickets."""
 
     make: type[Coordinator] = Coordinator
+    opens = True  # step by step, in some runs
 
     @initialize(
         degree=st.integers(AUTO, 3),
@@ -46,6 +47,7 @@ class AnyOrder(RuleBasedStateMachine):
         eval_interval=st.sampled_from([None, 1, 2]),
         async_eval=st.booleans(),
         interval=picks,
+        open_rounds=st.integers(0, 2),
     )
     def begin(
         self,
@@ -57,12 +59,14 @@ class AnyOrder(RuleBasedStateMachine):
         eval_interval: int | None,
         async_eval: bool,
         interval: int,
+        open_rounds: int,
     ) -> None:
         self.config = PaceConfig(
             rounds=rounds,
             segments_per_round=size,
             num_collectors=collectors,
             off_policy_degree=degree,
+            open_rounds=open_rounds if self.opens else 0,
             auto_max=3,
             max_outstanding=None if queue is None else size + queue,
             publish_interval=1 + interval % (max(degree, 0) + 1),

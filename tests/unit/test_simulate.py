@@ -57,6 +57,7 @@ def test_schedules_are_as_wild_as_promised() -> None:
     assert any(s.faults.loss > 0.4 for s in schedules)
     assert any(s.faults.stop_at_s is not None and s.faults.resume_after_stop for s in schedules)
     assert any(degree == -1 for s in schedules for _, degree in s.dial_turns)
+    assert any(config.open_rounds and config.off_policy_degree > 3 for config in configs)
     assert any(config.stepwise and config.mode == "replay" for config in configs)
     assert any(s.config.stepwise and s.closings and s.faults.crashes for s in schedules)
     closings = [closing for s in schedules for closing in s.closings]
@@ -189,9 +190,18 @@ class Unhelpful(Coordinator):
         return self._gates.collect
 
 
+class WideOpen(Coordinator):
+    """Opens the dial at once."""
+
+    def _turn(self, degree: int) -> None:
+        super()._turn(degree)
+        self._degree = max(self._degree, degree)
+
+
 @pytest.mark.parametrize(
     ("broken", "kind"),
     [
+        (WideOpen, CONTRACT),
         (Gateless, CONTRACT),
         (Impatient, CONTRACT),
         (Shut, DEADLOCK),

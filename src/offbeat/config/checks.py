@@ -105,18 +105,20 @@ def _prefill_keys(config: RunConfig) -> list[str]:
 
 def _first_batch(config: RunConfig) -> list[Conflict]:
     dial = config.async_training
-    rounds = min(dial.smallest_degree + 1, config.run.rounds)
+    rounds = min(dial.first_degree + 1, config.run.rounds)
     most = min(rounds * config.segments_per_round, dial.max_queue_size or rounds * config.segments_per_round)
     if dial.min_batch_count is None or dial.min_batch_count <= most or config.algorithm.mode == "replay":
         return []
+    or_open = ", or open_rounds to 0" if dial.first_degree < dial.smallest_degree else ""
     message = (
         f"min_batch_count {dial.min_batch_count} can never arrive: with off_policy_degree"
         f" {dial.off_policy_degree} at most {most} segments wait for the first round;"
-        f" set it to {most} or less"
+        f" set it to {most} or less{or_open}"
     )
     keys = (
         "async_training.min_batch_count",
         "async_training.off_policy_degree",
+        "async_training.open_rounds",
         "run.rounds",
         *_ROUND_SIZE_KEYS,
     )

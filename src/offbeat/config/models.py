@@ -206,6 +206,14 @@ class AsyncTrainingConfig(Section):
         " 0: strictly on-policy; -1: tuned while running, between 0 and auto_max. With replay k bounds how"
         " many rounds collecting runs ahead, not the age of what is drawn.",
     )
+    open_rounds: int = Field(
+        default=3,
+        ge=0,
+        description="Rounds between two steps in which the dial opens at the start of training, from 0 (or"
+        " weight_sync_interval - 1) up to off_policy_degree: otherwise the first k + 1 rounds all train on"
+        " what the initial policy collected. 0: open at once. Replay opens at once; the tuner opens by"
+        " itself. Default of this project, measured in benchmarks/dial.py.",
+    )
     auto_max: int = Field(default=8, ge=0, description="Largest k, in versions, that the tuner may choose.")
     enable_async_eval: bool = Field(
         default=False,
@@ -275,6 +283,12 @@ class AsyncTrainingConfig(Section):
     def smallest_degree(self) -> int:
         """The least k this run may use: 0 when the tuner holds the dial."""
         return max(self.off_policy_degree, 0)
+
+    @property
+    def first_degree(self) -> int:
+        """k in the first rounds of a stream."""
+        least = self.weight_sync_interval - 1
+        return min(self.smallest_degree, least) if self.open_rounds else self.smallest_degree
 
     @property
     def largest_degree(self) -> int:

@@ -85,7 +85,8 @@ def staleness_bound(config: RunConfig) -> str:
     if dial.off_policy_degree == 0:
         return "none: strictly on-policy, every sample is trained by the very weights that collected it"
     versions, rounds = (_count(dial.off_policy_degree, noun) for noun in ("version", "round"))
-    return f"at most {versions}: collectors run up to {rounds} ahead of the learner"
+    opening = f", one more every {_count(dial.open_rounds, 'round')} at the start" if dial.open_rounds else ""
+    return f"at most {versions}: collectors run up to {rounds} ahead of the learner{opening}"
 
 
 def _distance(config: RunConfig) -> str:

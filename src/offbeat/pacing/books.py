@@ -82,8 +82,16 @@ class Books:
         if self.dial == AUTO:
             _require(0 <= reported <= self.config.auto_max, CONTRACT, "auto set k to {}", reported)
             return reported
-        _require(reported == self.dial, CONTRACT, "k is {} but the dial says {}", reported, self.dial)
-        return self.dial
+        due = self._opened()
+        _require(reported == due, CONTRACT, "k is {}, but {} is due at {}", reported, due, self.version)
+        return due
+
+    def _opened(self) -> int:
+        """What the dial says, or while it opens, as far as that has gone."""
+        config, every = self.config, self.config.open_rounds
+        if config.mode == "replay" or not every:
+            return self.dial
+        return min(self.dial, config.publish_interval - 1 + self.version // every)
 
     def issue(self, ticket: Ticket, degree: int, is_idle: bool, now_s: float) -> None:
         """A ticket was given out, for the first time or again."""

@@ -27,12 +27,14 @@ class PaceConfig:
     ``mode`` "stream": each segment is trained once. "replay": segments go into the learner's replay and
     a round samples; then ``replay_ratio`` bounds rounds per segment (None: as fast as it can), and the
     first round waits ``warmup_s`` seconds. ``stepwise``: the gates are closed at first, and k stays 0.
+    ``open_rounds``: rounds between two steps in which a stream's dial opens at the start; 0: at once.
     """
 
     rounds: int
     segments_per_round: int
     num_collectors: int = 1
     off_policy_degree: int = 0
+    open_rounds: int = 0
     auto_max: int = 8
     max_staleness: int | None = None
     mode: Literal["stream", "replay"] = "stream"
@@ -62,11 +64,13 @@ class PaceConfig:
                 "round can wait for, so it could never start: raise max_queue_size, or lower "
                 f"segments_per_round{' or min_batch_count' if self.mode == 'replay' else ''}"
             )
-        most = (self.smallest_degree + 1) * self.segments_per_round
+        first_degree = self.opened(self.smallest_degree, 0)
+        most = (first_degree + 1) * self.segments_per_round
         if self.mode == "stream" and self.min_segments > min(most, self.max_outstanding or most):
             raise ConfigError(
-                f"min_batch_count {self.min_segments} can never be met: at off_policy_degree "
-                f"{self.smallest_degree} at most {most} segments wait for training; lower it"
+                f"min_batch_count {self.min_segments} can never be met: with k = {first_degree} at first, at "
+                f"most {most} segments wait for training; lower it"
+                + (", or set open_rounds to 0" if first_degree < self.smallest_degree else "")
             )
 
     def _check_ranges(self) -> None:
@@ -77,7 +81,8 @@ class PaceConfig:
             "eval_interval",
             "checkpoint_interval",
         )
-        least = dict.fromkeys(positive, 1) | dict.fromkeys(("rounds", "auto_max", "max_publish_retries"), 0)
+        natural = ("rounds", "open_rounds", "auto_max", "max_publish_retries")
+        least = dict.fromkeys(positive, 1) | dict.fromkeys(natural, 0)
         for name, low in least.items():
             value = getattr(self, name)
             if value is not None and value < low:
@@ -121,6 +126,16 @@ class PaceConfig:
         if self.max_staleness is not None and most > self.max_staleness:
             name = "auto_max" if degree == AUTO else "off_policy_degree"
             raise ConfigError(f"{name} {most} is above max_staleness_allowed {self.max_staleness}: lower it")
+
+    def opened(self, degree: int, version: int) -> int:
+        """k in force at ``version`` when the dial says ``degree``.
+
+        A stream's dial opens step by step: otherwise rounds 0 to k would all train on what the initial policy
+        collected, and learning would go on from a policy that is nearly deterministic by then.
+        """
+        if self.mode == "replay" or self.open_rounds == 0:
+            return degree
+        return min(degree, self.publish_interval - 1 + version // self.open_rounds)
 
     def replay_limit(self, rounds_done: int, degree: int) -> int:
         """Segments that may have been issued once ``rounds_done`` rounds are trained (replay mode)."""

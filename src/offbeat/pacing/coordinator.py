@@ -60,6 +60,7 @@ class Coordinator:
         self.finished = False
         self._rule = rule
         self._auto: AutoDial | None = None
+        self._dial = 0  # k as it was chosen; while the dial opens, less is in force
         self._turn(config.off_policy_degree)
         self._training: tuple[int, ...] | None = None
         self._steps_trained = 0
@@ -256,6 +257,8 @@ class Coordinator:
         self._check_conservation()
         if self._auto is not None:
             self.degree = self._auto.update(event.signals)
+        else:
+            self.degree = self.config.opened(self._dial, self.version)
         self._note_what_is_due(now_s)
         is_due = self.version % self.config.publish_interval == 0 or self._retry_publish_at_s is not None
         return (self._publish(),) if is_due else ()
@@ -284,7 +287,8 @@ class Coordinator:
             self._auto = AutoDial(AutoConfig(maximum=self.config.auto_max), degree=self.degree)
             self.degree = self._auto.degree
         else:
-            self._auto, self.degree = None, degree
+            self._auto, self._dial = None, degree
+            self.degree = self.config.opened(degree, self.version)
 
     # ------------------------------------------------------------ publishing, checkpoints, evaluation
 
@@ -529,7 +533,7 @@ class Coordinator:
         return {
             "version": self.version,
             "configured_degree": self.config.off_policy_degree,
-            "degree": self.degree,
+            "degree": self._dial if self._auto is None else self.degree,
             "auto": None if self._auto is None else self._auto.state_dict(),
             "ledger": self.ledger.state_dict(),
             "versions": sorted(self._versions.items()),
@@ -561,4 +565,6 @@ class Coordinator:
             if self._auto is not None and auto is not None:
                 self._auto.load_state_dict(auto)
                 self.degree = self._auto.degree
+        else:
+            self._turn(self.config.off_policy_degree)
         self._check_conservation()

@@ -103,7 +103,17 @@ def draw_schedule(seed: int) -> Schedule:
         dial_turns=_draw_dial_turns(rng, config, length_s),
         faults=_draw_faults(rng, config, length_s),
     )
+    schedule = _with_opening(schedule, Random(f"opening of {seed}"))
     return _with_driver(schedule, Random(f"gates of {seed}"), length_s)
+
+
+def _with_opening(schedule: Schedule, rng: Random) -> Schedule:
+    """Open the dial step by step in half of the runs: fewer segments can wait for the first round then."""
+    config, open_rounds = schedule.config, rng.choice((0, 0, 0, 1, 2, 3))
+    if config.mode == "stream" and open_rounds:
+        most = config.publish_interval * config.segments_per_round
+        config = replace(config, min_segments=min(config.min_segments, most))
+    return replace(schedule, config=replace(config, open_rounds=open_rounds))
 
 
 def _with_driver(schedule: Schedule, rng: Random, length_s: float) -> Schedule:
