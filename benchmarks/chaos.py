@@ -54,7 +54,8 @@ WARM_UP_S, LIMIT_S, END_LIMIT_S = 5.0, 120.0, 60.0
 EVALUATOR_SHARE = 0.1
 SETTINGS = (
     *("run.rounds=1000000", "run.stop_return=null", "run.max_restarts=0"),
-    *(f"async_training.off_policy_degree={DEGREE}", "async_training.enable_async_eval=true"),
+    *(f"async_training.off_policy_degree={DEGREE}", "async_training.open_rounds=0"),
+    "async_training.enable_async_eval=true",
     *(f"runtime.num_workers={NUM_WORKERS}", "runtime.max_worker_restarts=100000"),
     *("eval.interval_rounds=20", "eval.episodes=2", "eval.num_envs=2", "checkpoint.interval_s=15"),
     *("observe.console=none", "observe.tensorboard=false"),

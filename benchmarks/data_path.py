@@ -36,7 +36,7 @@ from typing import Any, Literal
 import numpy as np
 from common import conclude, median, parser, say
 
-from offbeat.config.models import RuntimeConfig
+from offbeat.config.models import AsyncTrainingConfig, RuntimeConfig
 from offbeat.pacing.events import CollectorUp, Published, SegmentArrived
 from offbeat.pipeline import Pipeline, Settings
 from offbeat.roles import PerWorker, WorkerContext
@@ -233,6 +233,7 @@ def _run(num_bytes: int, copies: Copies, rounds: int, segments: int, degree: int
         runtime="processes",
         num_workers=NUM_WORKERS,
         segments_per_round=segments,
+        settings=Settings(AsyncTrainingConfig(open_rounds=0)),
     ).run(rounds)
     return reader
 

@@ -52,7 +52,7 @@ import numpy as np
 from common import ONE_THREAD, conclude, median, parser, say
 
 import offbeat
-from offbeat.config.models import CheckpointConfig
+from offbeat.config.models import AsyncTrainingConfig, CheckpointConfig
 from offbeat.observe.callbacks import Callback, RoundInfo
 from offbeat.pacing import Coordinator, PaceConfig
 from offbeat.pipeline import Pipeline, Settings
@@ -215,6 +215,7 @@ class Between(Callback):
 def empty_run(kind: Any, collectors: int, degree: int, rounds: int, probe: Callback) -> None:
     """Run a pipeline whose functions do nothing, with a run directory."""
     theta = np.zeros(3)
+    at_once = {"open_rounds": 0} if "open_rounds" in AsyncTrainingConfig.model_fields else {}
     with tempfile.TemporaryDirectory() as place:
         Pipeline(
             collect=lambda ticket, weights: weights,
@@ -224,7 +225,7 @@ def empty_run(kind: Any, collectors: int, degree: int, rounds: int, probe: Callb
             runtime=kind,
             num_workers=collectors,
             run_dir=Path(place) / "run",
-            settings=Settings(checkpoint=CheckpointConfig(enabled=False)),
+            settings=Settings(AsyncTrainingConfig(**at_once), checkpoint=CheckpointConfig(enabled=False)),
             callbacks=(probe,),
         ).run(rounds=rounds)
 

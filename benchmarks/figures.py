@@ -87,6 +87,7 @@ SLOW = (
     "algorithm.num_epochs=20",
     "algorithm.lr=5e-4",
     "algorithm.minibatch_size=64",
+    "async_training.open_rounds=0",
     "async_training.enable_async_debug_log=true",
 )
 """An environment whose step sleeps for a log-normal time with a median of one millisecond."""

@@ -38,6 +38,7 @@ from offbeat.pipeline import Pipeline, Settings
 from offbeat.types import Batch, Metrics, Segment, Ticket
 
 NUM_WORKERS = 2
+AT_ONCE = AsyncTrainingConfig(open_rounds=0)
 WARM_UP_ROUNDS = 6
 DEGREES = (0, 1, 2, 4)
 RATIOS = {"2:1": (1.0, 0.5), "1:1": (1.0, 1.0), "1:2": (0.5, 1.0)}
@@ -143,7 +144,7 @@ class Case:
 
     def measure(self) -> Ratio:
         """Make the run and compare its time with the limit."""
-        learner = run_pipeline(self, None, Settings())
+        learner = run_pipeline(self, None, Settings(AT_ONCE))
         limit_s = learner.limit_s()
         return Ratio(mean_after_warm_up(learner.ended_s) / limit_s, ideal_s(learner, self.degree) / limit_s)
 
@@ -281,9 +282,9 @@ def eval_part(options: Any) -> tuple[dict[str, float], bool]:
 def time_evaluations(case: Case, repeats: int) -> dict[str, list[float]]:
     judge, every = Judge(case.lengths.train_s, case.spin), EvalConfig(interval_rounds=2, at_end=False)
     settings = {
-        "none": (None, Settings()),
-        "async": (judge, Settings(AsyncTrainingConfig(enable_async_eval=True), eval=every)),
-        "sync": (judge, Settings(eval=every)),
+        "none": (None, Settings(AT_ONCE)),
+        "async": (judge, Settings(AsyncTrainingConfig(open_rounds=0, enable_async_eval=True), eval=every)),
+        "sync": (judge, Settings(AT_ONCE, eval=every)),
     }
     times: dict[str, list[float]] = {kind: [] for kind in settings}
     for _ in range(repeats):

@@ -32,8 +32,9 @@ from common import conclude, median, parser, say
 from data_path import PAGE, make_writer
 
 import offbeat.runtime.ray  # noqa: F401  (its import belongs to nobody's start-up)
+from offbeat.config.models import AsyncTrainingConfig
 from offbeat.observe.callbacks import Callback, RoundInfo
-from offbeat.pipeline import Pipeline
+from offbeat.pipeline import Pipeline, Settings
 from offbeat.roles import PerWorker, WorkerContext
 from offbeat.types import Batch, Metrics
 
@@ -102,6 +103,7 @@ def time_run(kind: Kind, num_bytes: int, rounds: int, segments: int, degree: int
         runtime=kind,
         num_workers=NUM_WORKERS,
         segments_per_round=segments,
+        settings=Settings(AsyncTrainingConfig(open_rounds=0)),
         callbacks=[clock],
     )
     started_s = time.perf_counter()
