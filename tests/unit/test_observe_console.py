@@ -406,3 +406,10 @@ def test_a_name_that_repeats_the_algorithm_is_said_once() -> None:
     summary = RunSummary("ppo", "ppo", "", "inline", 1, 10, -1)
     make_console("plain", summary, stream=stream).on_start(RunInfo(summary, RunControl(print, print, print)))
     assert stream.getvalue() == "ppo · inline × 1 · k = auto\n"
+
+
+def test_an_evaluation_is_told_with_that_of_drawn_actions() -> None:
+    stream = io.StringIO()
+    metrics = {"eval/return_mean": -500.0, "eval/return_mean_sampled": -136.7}
+    make_console("plain", SUMMARY, stream=stream).on_eval(EvalInfo(3, metrics))
+    assert stream.getvalue() == "evaluation of version 3: return -500.0 (-136.7 with drawn actions)\n"

@@ -16,10 +16,12 @@ from offbeat.roles import SingleRank
 from tests.unit.ppo_fakes import FLOATS, FakeWorld, make_learner, settings
 
 
-def start(lengths, deterministic=True, **options):
+def start(lengths, deterministic=True, sampled_episodes=0, **options):
     config, world = settings(**options), FakeWorld(lengths)
     spec = network_spec(config.network, world.single_observation_space, world.single_action_space)
-    judged = EvalConfig(episodes=7, num_envs=len(lengths), deterministic=deterministic)
+    judged = EvalConfig(
+        episodes=7, num_envs=len(lengths), deterministic=deterministic, sampled_episodes=sampled_episodes
+    )
     evaluator = PPOEvaluator(judged, world, spec, make_actor(spec))
     return evaluator, make_learner(config, world).weights(), world
 
@@ -55,6 +57,31 @@ def test_evaluating_again_begins_anew():
     world.seen.clear()
     evaluator.evaluate(weights, seed=1)
     np.testing.assert_array_equal(np.stack(first), np.stack(world.seen))
+
+
+SAMPLED = {"eval/return_mean_sampled", "eval/return_std_sampled"}
+
+
+@pytest.mark.parametrize("network", [{"hidden": (8,)}, {"kind": "gru", "hidden": (8,)}])
+def test_drawn_actions_are_judged_beside_the_most_likely_ones(network):
+    worlds = []
+    for deterministic, sampled_episodes in ((True, 0), (False, 0), (True, None)):
+        evaluator, weights, world = start((3, 4), deterministic, sampled_episodes, network=network)
+        metrics = evaluator.evaluate(weights, seed=1)
+        assert set(metrics) >= SAMPLED if sampled_episodes is None else not SAMPLED & set(metrics)
+        worlds.append(np.stack(world.seen))
+    likely, drawn, both = worlds
+    assert not np.array_equal(likely, drawn)
+    np.testing.assert_array_equal(both, np.concatenate([likely, drawn]))
+    assert metrics["eval/episodes"] == 7
+    assert metrics["eval/return_mean_sampled"] == pytest.approx((4 * 6 + 3 * 10) / 7)
+    assert metrics["eval/return_std_sampled"] == pytest.approx(np.std([6] * 4 + [10] * 3))
+
+
+def test_fewer_episodes_may_be_played_with_drawn_actions():
+    evaluator, weights, world = start((3, 4), sampled_episodes=1)
+    metrics = evaluator.evaluate(weights, seed=1)
+    assert (metrics["eval/episodes"], metrics["eval/return_mean_sampled"]) == (7, 6)
 
 
 def test_an_endless_episode_is_an_error(monkeypatch):

@@ -40,3 +40,11 @@ def return_metrics(returns: Sequence[float], lengths: Sequence[int]) -> Metrics:
         "eval/length_mean": float(np.mean(lengths)),
         "eval/episodes": float(len(returns)),
     }
+
+
+def sampled_metrics(returns: Sequence[float]) -> Metrics:
+    """Return what is told about episodes with drawn actions, beside those with the most likely ones."""
+    return {
+        "eval/return_mean_sampled": float(np.mean(returns)),
+        "eval/return_std_sampled": float(np.std(returns)),
+    }

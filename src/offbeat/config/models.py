@@ -510,6 +510,13 @@ class EvalConfig(Section):
     deterministic: bool = Field(
         default=True, description="Take the most likely action instead of drawing one from the policy."
     )
+    sampled_episodes: int | None = Field(
+        default=None,
+        ge=0,
+        description="Episodes played again with actions drawn from the policy, where deterministic judges one"
+        " that draws them in training: both are reported, since they can differ greatly. Null: as many as"
+        " episodes; 0: none.",
+    )
     at_end: bool = Field(default=True, description="Evaluate the last weights when the run ends.")
     timeout_s: float = Field(
         default=600.0,
@@ -521,6 +528,12 @@ class EvalConfig(Section):
         description="Arguments of the environment in evaluations and `offbeat play`, laid over env.kwargs:"
         " the true score, say, where training has a shaped reward. Null drops the inherited ones.",
     )
+
+    @property
+    def num_sampled(self) -> int:
+        """Episodes to play with drawn actions beside those with the most likely ones."""
+        wanted = self.episodes if self.sampled_episodes is None else self.sampled_episodes
+        return wanted if self.deterministic else 0
 
 
 class CheckpointConfig(Section):

@@ -187,6 +187,8 @@ class PlainConsole(Display):
     def on_eval(self, info: EvalInfo) -> None:
         """Print an evaluation's result."""
         result = plain(number(info.metrics, "eval/return_mean"))
+        if not math.isnan(sampled := number(info.metrics, "eval/return_mean_sampled")):
+            result += f" ({plain(sampled)} with drawn actions)"
         self._say(f"evaluation of version {info.version}: return {result}")
 
     def on_checkpoint(self, info: CheckpointInfo) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from offbeat.checkpoint import fitting
 from offbeat.errors import OffbeatError
+from offbeat.observe.advice import Advisor
 from offbeat.observe.callbacks import Callback, CallbackObserver, RunControl, RunSummary
 from offbeat.observe.console import make_console
 from offbeat.observe.events import ScheduleLog
@@ -42,6 +43,7 @@ def attach(
         driver.observe(hooks.round_handlers())
     if summary.algorithm:
         driver.observe({}, state=lambda: {"algorithm": summary.algorithm})
+    driver.observe(Advisor(settings.async_training.off_policy_degree, driver.faults.append).handlers())
     driver.observe(hooks.handlers(), close=console.close, flush=partial(console.refresh, driver.phase))
     console.open(point.version if point.resumed else None)
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.algorithms.judging import check_length, quotas, return_metrics
+from offbeat.algorithms.judging import check_length, quotas, return_metrics, sampled_metrics
 from offbeat.algorithms.mappo.policy import TeamPolicy
 from offbeat.config.models import EvalConfig
 from offbeat.envs.teams import Team, TeamStep
@@ -39,7 +39,7 @@ class Witness(Protocol):
 
 
 class TeamEvaluator:
-    """Plays exactly ``eval.episodes`` episodes."""
+    """Plays exactly ``eval.episodes`` episodes, and others with drawn actions from the same seed."""
 
     def __init__(
         self, config: EvalConfig, team: Team, policy: TeamPolicy, witness: Witness | None = None
@@ -51,19 +51,28 @@ class TeamEvaluator:
 
     def evaluate(self, weights: Mapping[str, Array], seed: int) -> Metrics:
         """Return statistics of returns and lengths, and the share of successes where there are such."""
+        config, witness = self._config, self._witness
         self._policy.load(weights)
-        self._policy.seed(seed)
-        if self._witness is not None:
-            self._witness.load(weights)
-        returns, lengths, successes = self._play(seed)
+        if witness is not None:
+            witness.load(weights)
+        returns, lengths, successes = self._play(seed, config.episodes, config.deterministic, witness)
         metrics = return_metrics(returns, lengths)
         if successes:
             metrics["eval/success_rate"] = float(np.mean(successes))
-        return metrics if self._witness is None else metrics | self._witness.metrics()
+        if witness is not None:
+            metrics |= witness.metrics()
+        if config.num_sampled:
+            returns, _, _ = self._play(seed, config.num_sampled, deterministic=False, witness=None)
+            metrics |= sampled_metrics(returns)
+        return metrics
 
-    def _play(self, seed: int) -> tuple[list[float], list[int], list[bool]]:
+    def _play(
+        self, seed: int, episodes: int, deterministic: bool, witness: Witness | None
+    ) -> tuple[list[float], list[int], list[bool]]:
         team, num_envs = self._team, self._team.num_envs
-        missing = quotas(self._config.episodes, num_envs)
+        self._policy.reset()
+        self._policy.seed(seed)
+        missing = quotas(episodes, num_envs)
         view = team.reset(seed)
         totals, steps = np.zeros(num_envs), np.zeros(num_envs, np.int64)
         returns: list[float] = []
@@ -71,9 +80,9 @@ class TeamEvaluator:
         successes: list[bool] = []
         while missing.any():
             counts = missing > 0
-            result = team.step(self._policy.act(view, deterministic=self._config.deterministic), counts)
-            if self._witness is not None:
-                self._witness.see(self._policy, view.alive, result, counts)
+            result = team.step(self._policy.act(view, deterministic=deterministic), counts)
+            if witness is not None:
+                witness.see(self._policy, view.alive, result, counts)
             view, ended = result.view, result.terminated | result.truncated
             self._policy.ended(ended)
             totals += result.rewards
@@ -83,7 +92,7 @@ class TeamEvaluator:
                 lengths.append(int(steps[env]))
                 if result.success is not None:
                     successes.append(bool(result.success[env]))
-                report_progress(f"episode {len(returns)} of {self._config.episodes}")
+                report_progress(f"episode {len(returns)} of {episodes}")
             missing[ended] -= 1
             totals[ended], steps[ended] = 0, 0
             check_length(steps)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from offbeat.algorithms.judging import check_length, quotas, return_metrics
+from offbeat.algorithms.judging import check_length, quotas, return_metrics, sampled_metrics
 from offbeat.algorithms.ppo.config import ppo_config
 from offbeat.config.models import EvalConfig, RunConfig
 from offbeat.envs import World, make_world
@@ -17,7 +17,7 @@ from offbeat.types import Array, Metrics
 
 
 class PPOEvaluator:
-    """Plays exactly ``eval.episodes`` episodes."""
+    """Plays exactly ``eval.episodes`` episodes, and others with drawn actions from the same seed."""
 
     def __init__(self, config: EvalConfig, world: World, spec: NetworkSpec, actor: Actor) -> None:
         self._config = config
@@ -27,12 +27,17 @@ class PPOEvaluator:
 
     def evaluate(self, weights: Mapping[str, Array], seed: int) -> Metrics:
         """Return mean, deviation, least and largest return, mean length and number of episodes."""
+        config = self._config
         self._actor.load(weights)
-        return return_metrics(*self._play(seed))
+        metrics = return_metrics(*self._play(seed, config.episodes, config.deterministic))
+        if config.num_sampled:
+            returns, _ = self._play(seed, config.num_sampled, deterministic=False)
+            metrics |= sampled_metrics(returns)
+        return metrics
 
-    def _play(self, seed: int) -> tuple[list[float], list[int]]:
+    def _play(self, seed: int, episodes: int, deterministic: bool) -> tuple[list[float], list[int]]:
         num_envs, rng = self._world.num_envs, np.random.default_rng(seed)
-        missing = quotas(self._config.episodes, num_envs)
+        missing = quotas(episodes, num_envs)
         obs, memory = self._world.reset(seed), initial_memory(self._spec, num_envs)
         totals, steps = np.zeros(num_envs), np.zeros(num_envs, np.int64)
         ended = np.zeros(num_envs, np.bool_)
@@ -40,7 +45,7 @@ class PPOEvaluator:
         lengths: list[int] = []
         while missing.any():
             valid = ~ended
-            actions, memory = self._act(obs, memory, rng)
+            actions, memory = self._act(obs, memory, None if deterministic else rng)
             result = self._world.step(actions)
             obs, ended = result.obs, result.terminated | result.truncated
             memory = memory * valid[:, None]
@@ -49,17 +54,17 @@ class PPOEvaluator:
             for env in np.flatnonzero(ended & (missing > 0)):
                 returns.append(float(totals[env]))
                 lengths.append(int(steps[env]))
-                report_progress(f"episode {len(returns)} of {self._config.episodes}")
+                report_progress(f"episode {len(returns)} of {episodes}")
             missing[ended] = np.maximum(missing[ended] - 1, 0)
             totals[ended], steps[ended] = 0, 0
             check_length(steps)
         return returns, lengths
 
-    def _act(self, obs: Array, memory: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    def _act(self, obs: Array, memory: Array, rng: np.random.Generator | None) -> tuple[Array, Array]:
         head = self._spec.actions
         stored = np.asarray(obs, self._spec.observation.dtype)
         outputs, memory = self._actor.outputs(stored, memory)
-        if self._config.deterministic:
+        if rng is None:
             return head.to_env(head.mode(outputs), stored), memory
         return head.to_env(head.sample(outputs, head.noise(rng, 1, len(obs))[0]), stored), memory
 

@@ -1,0 +1,80 @@
+"""Advice: a notice when what a run measures says that a setting should be another one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from offbeat.observe.text import number, plain
+from offbeat.pacing.auto import AutoConfig
+from offbeat.pacing.config import AUTO
+from offbeat.pacing.events import DialTurned, EvalDone, Handlers, RoundTrained
+
+_ROUNDS = 5
+_LIMITS = AutoConfig()
+
+
+class Advisor:
+    """Watches what staleness costs at a fixed k, and whether an evaluation depends on how actions are chosen.
+
+    Each advice is given once, as a text to ``tell``. The limits are those at which the tuner lowers k.
+    """
+
+    def __init__(self, dial: int, tell: Callable[[str], None]) -> None:
+        self._dial = dial
+        self._tell = tell
+        self._degree = 0
+        self._costs: deque[tuple[float, float]] = deque(maxlen=_ROUNDS)  # rounds at this k: KL, ESS
+        self._has_told_of_age = self._has_told_of_actions = False
+
+    def handlers(self) -> Handlers:
+        """Return the handlers of a run's events."""
+        return {
+            RoundTrained: self._round_trained,
+            EvalDone: self._evaluated,
+            DialTurned: self._dial_turned,
+        }
+
+    def _dial_turned(self, event: DialTurned, now_s: float) -> None:
+        self._dial = event.off_policy_degree
+
+    def _round_trained(self, event: RoundTrained, now_s: float) -> None:
+        """Compare the mean cost of the last rounds at one k with the limits."""
+        degree, signals = event.batch.off_policy_degree, event.signals
+        if self._has_told_of_age or self._dial == AUTO or degree == 0:
+            return
+        if degree != self._degree:
+            self._costs.clear()
+            self._degree = degree
+        kl, ess = signals.behaviour_kl, signals.ess
+        self._costs.append((0.0 if kl is None else kl, 1.0 if ess is None else ess))
+        if len(self._costs) < _ROUNDS:
+            return
+        kl, ess = (sum(values) / _ROUNDS for values in zip(*self._costs, strict=True))
+        found = f"learn/behaviour_kl is {kl:.2f} (limit {_LIMITS.max_behaviour_kl:g})"
+        if kl <= _LIMITS.max_behaviour_kl:
+            found = f"learn/ess is {ess:.2f} (limit {_LIMITS.min_ess:g})"
+            if ess >= _LIMITS.min_ess:
+                return
+        self._has_told_of_age = True
+        self._tell(
+            f"mean of {_ROUNDS} rounds until {event.version}: {found}: at k = {degree} samples come from a"
+            " policy far from the one being trained. Lower async_training.off_policy_degree, or set it to -1"
+            " to have it tuned"
+        )
+
+    def _evaluated(self, event: EvalDone, now_s: float) -> None:
+        """Compare returns with the most likely actions and with drawn ones."""
+        metrics = event.metrics or {}
+        names = ("return_mean", "return_mean_sampled", "return_std", "return_std_sampled")
+        likely, drawn, *deviations = (number(metrics, f"eval/{name}") for name in names)
+        apart = abs(likely - drawn)  # NaN, and so never large, where one is not reported
+        is_large = apart > 0.5 * max(abs(likely), abs(drawn)) and apart > 2 * max(deviations)
+        if self._has_told_of_actions or not is_large:
+            return
+        self._has_told_of_actions = True
+        self._tell(
+            f"evaluation of version {event.version}: return {plain(likely)} with the most likely actions, but"
+            f" {plain(drawn)} with drawn ones: the policy still depends on chance. eval/return_mean is the"
+            " first; set eval.deterministic=false to judge the policy as it acts in training"
+        )

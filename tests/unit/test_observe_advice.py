@@ -1,0 +1,88 @@
+"""Advice is given once, when it is due, and names the setting."""
+
+from __future__ import annotations
+
+import pytest
+
+from offbeat.observe.advice import Advisor
+from offbeat.pacing.config import AUTO
+from offbeat.pacing.events import DialTurned, EvalDone, RoundTrained, Signals
+from offbeat.types import Batch
+
+FAR = Signals(behaviour_kl=0.3, ess=0.8)
+NEAR = Signals(behaviour_kl=0.02, ess=0.95)
+
+
+class Run:
+    """Tells an advisor what happens, and keeps its advice."""
+
+    def __init__(self, dial: int = 4) -> None:
+        self.advice: list[str] = []
+        self.version = 0
+        self.handlers = Advisor(dial, self.advice.append).handlers()
+
+    def tell(self, event: RoundTrained | EvalDone | DialTurned) -> None:
+        self.handlers[type(event)](event, 0.0)
+
+    def train(self, *rounds: Signals, degree: int = 4) -> Run:
+        for signals in rounds:
+            self.version += 1
+            self.tell(RoundTrained(self.version, Batch(self.version - 1, (), degree), signals=signals))
+        return self
+
+    def evaluate(self, likely: float, drawn: float | None, std: float = 30.0) -> Run:
+        metrics = {"eval/return_mean": likely, "eval/return_std": 0.0}
+        if drawn is not None:
+            metrics |= {"eval/return_mean_sampled": drawn, "eval/return_std_sampled": std}
+        self.tell(EvalDone(self.version, metrics))
+        return self
+
+
+@pytest.mark.parametrize(
+    ("signals", "found"),
+    [
+        (FAR, "mean of 5 rounds until 5: learn/behaviour_kl is 0.30 (limit 0.1): at k = 4 "),
+        (Signals(ess=0.3), "learn/ess is 0.30 (limit 0.5)"),
+        (Signals(behaviour_kl=0.2), "learn/behaviour_kl is 0.20"),
+    ],
+)
+def test_samples_of_another_policy_are_told_once(signals: Signals, found: str) -> None:
+    assert Run().train(*[signals] * 4).advice == []
+    (advice,) = Run().train(*[signals] * 20).advice
+    assert "Lower async_training.off_policy_degree" in advice
+    assert found in advice
+
+
+def test_the_mean_of_several_rounds_at_one_k_decides() -> None:
+    assert Run().train(FAR, NEAR, NEAR, NEAR, NEAR, FAR, NEAR).advice == []
+    assert Run().train(*[Signals()] * 9).advice == []
+    run = Run()
+    for degree in (1, 2, 3):
+        run.train(FAR, FAR, FAR, degree=degree)
+    assert run.advice == []
+
+
+def test_where_k_is_0_or_tuned_there_is_nothing_to_lower() -> None:
+    assert Run(0).train(*[FAR] * 9, degree=0).advice == []
+    assert Run(AUTO).train(*[FAR] * 9).advice == []
+    run = Run()
+    run.tell(DialTurned(AUTO))
+    assert run.train(*[FAR] * 9).advice == []
+    run.tell(DialTurned(4))
+    assert len(run.train(*[FAR] * 9).advice) == 1
+
+
+def test_an_evaluation_that_depends_on_how_actions_are_chosen_is_told_once() -> None:
+    (advice,) = Run().evaluate(-500.0, -136.7).evaluate(-500.0, -130.0).advice
+    assert "return -500.0 with the most likely actions, but -136.7 with drawn ones" in advice
+    assert "eval.deterministic=false" in advice
+
+
+@pytest.mark.parametrize(
+    ("likely", "drawn", "std"),
+    [(-85.0, -95.0, 10.0), (9.4, 22.0, 11.0), (500.0, 490.0, 1.0), (300.0, None, 0.0), (0.0, 0.0, 0.0)],
+)
+def test_other_evaluations_are_left_alone(likely: float, drawn: float | None, std: float) -> None:
+    run = Run()
+    run.tell(EvalDone(0, None, error="no episode ended"))
+    assert run.evaluate(likely, drawn, std).advice == []
