@@ -77,17 +77,20 @@ def add_options(options_of: argparse.ArgumentParser, names: Sequence[str]) -> No
 
 
 def measured(
-    recipes: Mapping[str, Sequence[str]], options: argparse.Namespace, runs: Path, measure: Measure
+    recipes: Mapping[str, Sequence[str]],
+    options: argparse.Namespace,
+    runs: Path,
+    measure: Measure,
+    first_seed: int = 1,
 ) -> dict[str, list[Figures]]:
     """Train each recipe (with its settings) with every seed; what ``measure`` says of the runs, by name."""
+    seeds = range(first_seed, first_seed + options.seeds)
     runs.mkdir(parents=True, exist_ok=True)
     asked = {name: [*recipe, *(options.set or ())] for name, recipe in recipes.items()}
-    for done in _trained(asked, options, runs):
+    for done in _trained(asked, seeds, options.jobs, runs):
         figures = {"seed": done.seed, "jobs": options.jobs, "settings": asked[done.name], **measure(done)}
         _figures_file(runs, done.name, done.seed).write_text(json.dumps(figures))
-    return {
-        name: [_kept(runs, name, seed, asked[name]) for seed in range(1, options.seeds + 1)] for name in asked
-    }
+    return {name: [_kept(runs, name, seed, asked[name]) for seed in seeds] for name in asked}
 
 
 def _kept(runs: Path, name: str, seed: int, asked: Sequence[str]) -> Figures:
@@ -103,18 +106,15 @@ def _figures_file(runs: Path, name: str, seed: int) -> Path:
 
 
 def _trained(
-    recipes: Mapping[str, Sequence[str]], options: argparse.Namespace, runs: Path
+    recipes: Mapping[str, Sequence[str]], seeds: Sequence[int], jobs: int, runs: Path
 ) -> Iterator[Finished]:
     waiting = [
-        (name, seed)
-        for seed in range(1, options.seeds + 1)
-        for name in recipes
-        if not _figures_file(runs, name, seed).exists()
+        (name, seed) for seed in seeds for name in recipes if not _figures_file(runs, name, seed).exists()
     ]
     running: list[Running] = []
     try:
         while waiting or running:
-            while waiting and len(running) < options.jobs:
+            while waiting and len(running) < jobs:
                 name, seed = waiting.pop(0)
                 running.append(_start(name, seed, runs, recipes[name]))
             run, cpu_s = _first_to_end(running)

@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[2]
         ["hmasd.py"],
         ["search.py", "--no-peer"],
         ["planning.py"],
+        ["dial.py"],
         ["connect4.py"],
         ["driver_cost.py"],
     ],
