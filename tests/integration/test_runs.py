@@ -14,7 +14,7 @@ import pytest
 
 import offbeat
 from offbeat.errors import CheckpointError, ConfigError, ReplayError
-from offbeat.observe.events import read_events, read_rounds
+from offbeat.observe.events import read_events, read_rounds, read_schedule
 from tests.callbacks import EndAt
 from tests.conftest import SMALL
 
@@ -100,6 +100,12 @@ def test_run_killed_before_its_first_checkpoint_starts_again(small_run: Run, ref
     assert offbeat.resume(done.run_dir).digest == reference.digest
 
 
+def degrees_of(result: Any) -> list[int]:
+    """Return k of each round, as recorded."""
+    schedule = read_schedule(result.run_dir / "schedule.jsonl")
+    return [record["degree"] for record in schedule if record["kind"] == "round"]
+
+
 @pytest.mark.parametrize("kind", ["threads", "processes"])
 @pytest.mark.parametrize("degree", [1, 4])
 def test_asynchronous_run_can_be_repeated_bit_for_bit(kind: str, degree: int, small_run: Run) -> None:
@@ -107,6 +113,7 @@ def test_asynchronous_run_can_be_repeated_bit_for_bit(kind: str, degree: int, sm
     result = small_run(settings, off_policy_degree=degree)
     rounds = read_rounds(result.run_dir / "events.jsonl")
     assert max(record["metrics"]["pace/max_sample_age"] for record in rounds) <= degree
+    assert degrees_of(result) == [min(degree, version // 3) for version in range(15)]
     report = offbeat.replay_run(result.run_dir)
     assert report.identical
     assert report.digest == result.digest
@@ -119,7 +126,33 @@ def test_asynchronous_run_that_was_resumed_can_be_repeated(small_run: Run) -> No
     assert stopped.rounds < 15
     finished = offbeat.resume(stopped.run_dir)
     assert finished.rounds == 15
+    assert degrees_of(finished) == [min(3, version // 3) for version in range(15)]
     assert offbeat.replay_run(finished.run_dir).identical
+
+
+def test_a_dial_that_is_turned_while_it_opens_is_repeated_as_it_was(small_run: Run) -> None:
+    class Turn(offbeat.Callback):
+        def on_start(self, info: Any) -> None:
+            info.turn(2)
+
+    settings = {"runtime.kind": "threads", "run.rounds": 9, "async_training.open_rounds": 2}
+    settings["algorithm.correction"] = "decoupled"
+    result = small_run(settings, callbacks=[Turn()])
+    assert degrees_of(result) == [0, 0, 1, 1, 2, 2, 2, 2, 2]
+    assert offbeat.replay_run(result.run_dir).identical
+
+
+def test_samples_of_another_policy_are_told_in_the_console_and_the_events(
+    small_run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"runtime.kind": "inline", "run.rounds": 14, "async_training.open_rounds": 0}
+    settings |= {"algorithm.lr": 0.05, "observe.console": "plain", "algorithm.lr_schedule": "constant"}
+    result = small_run(settings, off_policy_degree=2)
+    texts = [
+        event["text"] for event in read_events(result.run_dir / "events.jsonl") if event["kind"] == "notice"
+    ]
+    (advice,) = [text for text in texts if "Lower async_training.off_policy_degree" in text]
+    assert capfd.readouterr().out.count(advice) == 1
 
 
 def test_replay_notices_a_schedule_that_was_edited(small_run: Run) -> None:
