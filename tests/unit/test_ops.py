@@ -53,6 +53,32 @@ def test_policy_gradient_is_that_of_autograd(weighted):
     torch.testing.assert_close(gradient, logp.grad)
 
 
+def test_samples_with_bounds_of_their_own_by_hand():
+    ratios = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.1])
+    advantages = torch.tensor([2.0, -2.0, 2.0, -2.0, 1.0])
+    low = torch.tensor([0.8, 0.8, 1.2, 1.2, 0.8])
+    high = torch.tensor(
+        [0.7, 0.7, 1.2, 1.2, 1.2]
+    )  # the first two are too likely already, the next too unlikely
+    loss, gradient, _ = clipped_policy_loss(
+        ratios.log(), torch.zeros(5), advantages, clip_coef=CLIP, bounds=(low, high)
+    )
+    assert loss.item() == pytest.approx(-(1.4 - 2 + 2 - 2.4 + 1.1) / 5)
+    np.testing.assert_allclose(gradient, [0, 2 / 5, -2 / 5, 0, -1.1 / 5], rtol=1e-6)
+
+
+def test_bounds_of_the_clip_are_the_clip():
+    logp, old_logp, advantages, weights = random_tensors(4)
+    ones = torch.ones_like(logp)
+    bounds = (ones * (1 - CLIP), ones * (1 + CLIP))
+    plain, bounded = (
+        clipped_policy_loss(logp, old_logp, advantages, clip_coef=CLIP, weights=weights.exp(), bounds=given)
+        for given in (None, bounds)
+    )
+    for one, other in zip(plain, bounded, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_decoupled_loss_is_a_clip_around_the_proximal_policy():
     """b min(r A, clip(r) A) = min(q A, clip(q, b - be, b + be) A) with q = theta / mu, b = prox / mu."""
     logp, prox, behaviour, advantages = random_tensors(4)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
+from offbeat.algorithms.ppo.rounds import Round, compute_targets
 from offbeat.errors import TrainError
 from offbeat.roles import Learner
 from offbeat.types import Batch
@@ -161,6 +162,50 @@ def test_stale_samples_are_noticed(correction):
     assert stale["learn/ess"] < fresh["learn/ess"] - 0.01
     assert stale["learn/behaviour_kl"] > 0.01
     assert stale["learn/first_ratio_max_dev"] > 0.1
+
+
+def bounds_of(ratio, is_stale=True, **options):
+    """Bounds of samples whose actions have become ``ratio`` times as likely."""
+    config = settings(3, **{"correction": "decoupled", **options})
+    collector, learner = start(off_policy_degree=3)
+    data = Round.of(collect_batch(collector, learner).segments)
+    values = np.zeros((len(data.valid) + 1, data.valid.shape[1]), np.float32)
+    prox_logp = data.logp + np.float32(np.log(ratio))
+    targets = compute_targets(config, data, values, prox_logp, is_stale=is_stale)
+    if targets.low is None:
+        assert targets.high is None
+        return None
+    return targets.low.flat[0], targets.high.flat[0]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "low", "high"),
+    [(1, 0.8, 1.2), (1.4, 0.8, 1.0), (2, 0.8, 0.7), (0.75, 0.8, 1.2), (0.5, 1.2, 1.2)],
+)
+def test_stale_samples_are_bound_to_the_policy_that_acted(ratio, low, high):
+    assert bounds_of(ratio, behaviour_clip=0.4) == pytest.approx((low, high))
+
+
+def test_fresh_samples_and_other_corrections_have_no_bound_of_their_own():
+    assert bounds_of(2, is_stale=False) is None
+    assert bounds_of(2, behaviour_clip=None) is None
+    assert bounds_of(2, correction="vtrace") is None
+    assert bounds_of(2, correction="gae") is None
+
+
+def test_an_action_that_became_much_likelier_is_not_pushed_further():
+    """All actions are twice as likely as when they were taken: that they were good no longer counts."""
+    moved = []
+    for behaviour_clip in (None, 0.4):
+        options = {"correction": "decoupled", "norm_adv": False, "ent_coef": 0.0}
+        collector, learner = start(off_policy_degree=3, behaviour_clip=behaviour_clip, **options)
+        batch = collect_batch(collector, learner, version=1, of_version=0)
+        batch.segments[0].data["logp"][:] -= np.float32(np.log(2))
+        batch.segments[0].data["rewards"][:] = 100
+        before = {name: array.copy() for name, array in learner.weights().items()}
+        learner.train(batch)
+        moved.append(any((array != before[name]).any() for name, array in learner.weights().items()))
+    assert moved == [True, False]
 
 
 @pytest.mark.parametrize(

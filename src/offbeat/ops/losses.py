@@ -11,7 +11,13 @@ from torch import Tensor
 
 
 def clipped_policy_loss(
-    logp: Tensor, old_logp: Tensor, advantages: Tensor, *, clip_coef: float, weights: Tensor | None = None
+    logp: Tensor,
+    old_logp: Tensor,
+    advantages: Tensor,
+    *,
+    clip_coef: float,
+    weights: Tensor | None = None,
+    bounds: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """PPO's clipped surrogate, https://arxiv.org/abs/1707.06347, optionally decoupled.
 
@@ -26,6 +32,7 @@ def clipped_policy_loss(
         advantages: ``[M]``.
         clip_coef: e.
         weights: ``[M]``, constant weight of each sample, None for 1.
+        bounds: ``[M]`` each, samples' own least and largest ratio in place of ``1 - e`` and ``1 + e``.
 
     Returns:
         The loss ``[]``, its gradient by ``logp`` ``[M]``, and the log-ratios ``[M]``.
@@ -33,7 +40,12 @@ def clipped_policy_loss(
     log_ratio = logp - old_logp
     ratio = log_ratio.exp()
     plain = ratio * advantages
-    clipped = ratio.clamp_(1 - clip_coef, 1 + clip_coef).mul_(advantages)
+    if bounds is None:
+        ratio.clamp_(1 - clip_coef, 1 + clip_coef)
+    else:  # only one of them holds for a sample: the least may lie above the largest
+        low, high = bounds
+        ratio = torch.where(advantages > 0, ratio.minimum(high), ratio.maximum(low))
+    clipped = ratio.mul_(advantages)
     is_plain = plain <= clipped
     surrogate = torch.minimum(plain, clipped)
     if weights is not None:

@@ -116,6 +116,14 @@ class PPOConfig(AlgorithmConfig):
         description="Bound on the weight of a stale sample in the decoupled loss. Default of this project,"
         " from the usual 1 to 2.",
     )
+    behaviour_clip: float | None = Field(
+        0.4,
+        gt=0,
+        description="Largest change of an action's probability since it was taken that is rewarded, in the"
+        " decoupled loss of rounds with stale samples; null: no bound. Without it samples of k rounds push"
+        " the policy one way before any shows where that leads. Default of this project, measured in"
+        " benchmarks/dial.py.",
+    )
     augment: Augmentation = Field(
         "none",
         description="Train on boards turned by a random `symmetry`, with random `colours`, or `both`: for"

@@ -134,7 +134,7 @@ class PPOLearner:
         needs_prox = config.correction != "gae" or is_stale
         values, outputs = judge(self._network, data, self._device, with_outputs=needs_prox)
         prox_logp = data.logp if outputs is None else self._spec.actions.log_prob(outputs, data.actions)
-        targets = compute_targets(config, data, values, prox_logp, shares)
+        targets = compute_targets(config, data, values, prox_logp, shares, is_stale=is_stale)
         loader = make_loader(config, self._network, data, targets, self._device, self._ranks)
         progress = self._optimise(loader, version, order)
         return Lesson(data, values, targets, prox_logp - data.logp, needs_prox, progress)
@@ -222,6 +222,7 @@ class PPOLearner:
             samples.advantages,
             clip_coef=config.clip_coef,
             weights=samples.weights,
+            bounds=samples.bounds,
         )
         critic_loss, by_values = value_loss(
             network.values,

@@ -52,6 +52,8 @@ class Samples:
     advantages: Tensor
     targets: Tensor
     weights: Tensor | None = None
+    low: Tensor | None = None
+    high: Tensor | None = None
     policy_share: Tensor | None = None
     critic_share: Tensor | None = None
     old_values: Tensor | None = None
@@ -60,6 +62,11 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.actions)
+
+    @property
+    def bounds(self) -> tuple[Tensor, Tensor] | None:
+        """The samples' own bounds on the ratio to ``old_logp``."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
 
     def rows(self, index: Tensor | slice) -> Samples:
         """Some of the samples; not for sequences."""
@@ -233,15 +240,20 @@ def _samples(
     def pick(array: Array) -> Tensor:
         return _tensor(_as_rows(array)[chosen], device)
 
+    def pick_if(array: Array | None) -> Tensor | None:
+        return None if array is None else pick(array)
+
     return Samples(
         obs=obs,
         actions=pick(data.actions),
         old_logp=pick(targets.old_logp),
         advantages=pick(targets.advantages),
         targets=pick(targets.values),
-        weights=None if targets.weights is None else pick(targets.weights),
-        policy_share=None if targets.policy_share is None else pick(targets.policy_share),
-        critic_share=None if targets.critic_share is None else pick(targets.critic_share),
+        weights=pick_if(targets.weights),
+        low=pick_if(targets.low),
+        high=pick_if(targets.high),
+        policy_share=pick_if(targets.policy_share),
+        critic_share=pick_if(targets.critic_share),
         old_values=pick(targets.old_values) if config.clip_vloss else None,
         memory=memory,
         valid=valid,

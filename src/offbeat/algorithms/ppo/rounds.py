@@ -83,7 +83,8 @@ class Targets:
     """What the losses of a round compare with, each ``[T, B]``.
 
     ``weights`` correct the policy loss for the age of actions; ``policy_share`` and ``critic_share`` say how
-    much a sample counts at all. None stands for 1.
+    much a sample counts at all. None stands for 1. ``low`` and ``high`` are samples' own bounds on the ratio
+    of the policy to ``old_logp``; None for those of ``clip_coef``.
     """
 
     advantages: Floats
@@ -91,12 +92,20 @@ class Targets:
     old_values: Floats
     old_logp: Floats
     weights: Floats | None
+    low: Floats | None = None
+    high: Floats | None = None
     policy_share: Floats | None = None
     critic_share: Floats | None = None
 
 
 def compute_targets(
-    config: PPOConfig, data: Round, values: Floats, prox_logp: Floats, shares: Shares | None = None
+    config: PPOConfig,
+    data: Round,
+    values: Floats,
+    prox_logp: Floats,
+    shares: Shares | None = None,
+    *,
+    is_stale: bool = True,
 ) -> Targets:
     """Advantages, value targets and sample weights of a round.
 
@@ -106,9 +115,11 @@ def compute_targets(
         values: ``[T + 1, B]``, the critic before the round.
         prox_logp: ``[T, B]``, log-probability of the actions under the policy before the round.
         shares: how much each environment's samples count; None: all the same.
+        is_stale: some samples were collected by an older policy.
     """
     gamma, gae_lambda, c_bar = config.gamma, config.gae_lambda, config.c_bar
     steps = (data.rewards, values, data.terminated, data.truncated, data.valid)
+    low = high = None
     if config.correction == "gae":
         advantages, targets = gae(*steps, gamma=gamma, gae_lambda=gae_lambda)
         old_logp, weights = data.logp, None
@@ -124,16 +135,28 @@ def compute_targets(
             advantages, targets = off_policy_gae(
                 *steps, ratios, gamma=gamma, gae_lambda=gae_lambda, c_bar=c_bar
             )
+            if is_stale and config.behaviour_clip is not None:
+                low, high = _bounds(ratios, config.clip_coef, config.behaviour_clip)
         old_logp, weights = prox_logp, np.minimum(ratios, np.float32(bound))
     if shares is None:
         if config.norm_adv:
             advantages = masked_normalise(advantages, data.valid)
-        return Targets(advantages, targets, values[:-1], old_logp, weights)
+        return Targets(advantages, targets, values[:-1], old_logp, weights, low, high)
     policy, critic = (np.broadcast_to(part, data.valid.shape) for part in (shares.policy, shares.critic))
     if config.norm_adv:
         advantages = masked_normalise(advantages, data.valid, weights=policy)
     weights = policy if weights is None else weights * policy
-    return Targets(advantages, targets, values[:-1], old_logp, weights, policy, critic)
+    return Targets(advantages, targets, values[:-1], old_logp, weights, low, high, policy, critic)
+
+
+def _bounds(ratios: Floats, clip_coef: float, behaviour_clip: float) -> tuple[Floats, Floats]:
+    """Least and largest ratio to the proximal policy: near that, and near the policy that acted.
+
+    ``ratios`` are those of the proximal policy to the one that acted.
+    """
+    low = np.maximum((1 - behaviour_clip) / ratios, 1 - clip_coef)
+    high = np.minimum((1 + behaviour_clip) / ratios, 1 + clip_coef)
+    return low.astype(np.float32), high.astype(np.float32)
 
 
 def _concatenated(name: str, arrays: Sequence[Array]) -> Array:

@@ -58,6 +58,12 @@ class PPOPERConfig(PPOConfig):
         description="Rounds per segment that a worker collects, at most; `auto`: 1 / segments_per_round, a"
         " round for each set of new segments; null: above k = 0 as fast as the learner can.",
     )
+    behaviour_clip: float | None = Field(
+        None,
+        gt=0,
+        description="Largest change of an action's probability since it was taken that is rewarded; null: no"
+        " bound, for what is drawn from a replay may be of any age.",
+    )
     per_alpha: float = Field(
         0.6,
         ge=0,
