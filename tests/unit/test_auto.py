@@ -122,8 +122,13 @@ def test_a_dial_handed_over_beyond_the_maximum_is_cut() -> None:
 
 @pytest.mark.parametrize(
     "costly",
-    [Signals(1.0, ess=0.3), Signals(1.0, behaviour_kl=0.5), Signals(1.0, ess=0.9, behaviour_kl=0.5)],
-    ids=["ess", "kl", "either"],
+    [
+        Signals(1.0, ess=0.3),
+        Signals(1.0, behaviour_kl=0.5),
+        Signals(1.0, ess=0.9, behaviour_kl=0.5),
+        Signals(1.0, search_kl=0.7),
+    ],
+    ids=["ess", "kl", "either", "search"],
 )
 def test_low_sample_size_or_high_divergence_lowers_k_at_once(costly: Signals) -> None:
     config = AutoConfig()

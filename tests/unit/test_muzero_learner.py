@@ -221,6 +221,30 @@ def test_each_part_of_the_loss_counts_by_its_weight(recipe: str) -> None:
 
 
 @BOTH
+def test_search_kl_says_how_far_the_network_is_from_what_searches_found(recipe: str) -> None:
+    learner = learner_of(recipe)
+    lesson = learner._lesson(make_windows(learner, None, None), 0)
+    found = np.broadcast_to(np.array([0.9, 0.1], np.float32), lesson.policies.shape)
+    lesson = replace(lesson, policies=found, judged=np.ones_like(lesson.judged))
+    assert learner._losses(lesson).parts["search_kl"].item() > 0.1
+
+    def divergence(network: list[float], judged: list[float]) -> float:
+        outputs = torch.log(torch.tensor(network)).expand(2, 2)
+        chosen = replace(
+            lesson,
+            policies=np.array([[[0.9, 0.1]], [[1.0, 0.0]]], np.float32),
+            judged=np.array(judged, np.float32)[:, None],
+        )
+        return learner._search_kl(outputs, chosen, 0)["search_kl"].item()
+
+    assert divergence([0.9, 0.1], [1, 0]) == pytest.approx(0, abs=1e-6)
+    assert divergence([0.5, 0.5], [1, 0]) == pytest.approx(0.9 * math.log(1.8) + 0.1 * math.log(0.2))
+    assert divergence([0.5, 0.5], [0, 1]) == pytest.approx(math.log(2))
+    assert divergence([0.5, 0.5], [0, 0]) == 0
+    assert learner._search_kl(torch.zeros(2, 2), replace(lesson, candidates=found), 0) == {}
+
+
+@BOTH
 def test_every_sample_counts_by_its_own_weight(recipe: str) -> None:
     learner = learner_of(recipe)
 

@@ -44,6 +44,7 @@ class Run:
         (FAR, "mean of 5 rounds until 5: learn/behaviour_kl is 0.30 (limit 0.1): at k = 4 "),
         (Signals(ess=0.3), "learn/ess is 0.30 (limit 0.5)"),
         (Signals(behaviour_kl=0.2), "learn/behaviour_kl is 0.20"),
+        (Signals(search_kl=0.7), "learn/search_kl is 0.70 (limit 0.5)"),
     ],
 )
 def test_samples_of_another_policy_are_told_once(signals: Signals, found: str) -> None:

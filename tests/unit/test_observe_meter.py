@@ -428,10 +428,12 @@ def test_signals_for_the_tuner() -> None:
     assert (signals.round_s, signals.collect_s, signals.train_s) == (10.0, 3.0, 6.0)
     assert signals.collect_idle == pytest.approx(0.7)
     assert signals.train_idle == pytest.approx(0.4)
-    assert (signals.ess, signals.behaviour_kl) == (0.9, 0.01)
+    assert (signals.ess, signals.behaviour_kl, signals.search_kl) == (0.9, 0.01, None)
     run = Run()
     run.train(0.0, 1.0, ess=math.nan)
     assert (run.signals.ess, run.signals.behaviour_kl) == (None, None)
+    run.train(1.0, 2.0, search_kl=0.3)
+    assert run.signals.search_kl == 0.3
 
 
 def test_signals_are_there_before_the_round_is_told() -> None:

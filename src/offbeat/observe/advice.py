@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable
 
 from offbeat.observe.text import number, plain
-from offbeat.pacing.auto import AutoConfig
+from offbeat.pacing.auto import AutoConfig, excess
 from offbeat.pacing.config import AUTO
-from offbeat.pacing.events import DialTurned, EvalDone, Handlers, RoundTrained
+from offbeat.pacing.events import DialTurned, EvalDone, Handlers, RoundTrained, Signals
 
 _ROUNDS = 5
 _LIMITS = AutoConfig()
@@ -24,7 +24,7 @@ class Advisor:
         self._dial = dial
         self._tell = tell
         self._degree = 0
-        self._costs: deque[tuple[float, float]] = deque(maxlen=_ROUNDS)  # rounds at this k: KL, ESS
+        self._signals: deque[Signals] = deque(maxlen=_ROUNDS)  # of rounds at this k
         self._has_told_of_age = self._has_told_of_actions = False
 
     def handlers(self) -> Handlers:
@@ -40,22 +40,17 @@ class Advisor:
 
     def _round_trained(self, event: RoundTrained, now_s: float) -> None:
         """Compare the mean cost of the last rounds at one k with the limits."""
-        degree, signals = event.batch.off_policy_degree, event.signals
+        degree = event.batch.off_policy_degree
         if self._has_told_of_age or self._dial == AUTO or degree == 0:
             return
         if degree != self._degree:
-            self._costs.clear()
+            self._signals.clear()
             self._degree = degree
-        kl, ess = signals.behaviour_kl, signals.ess
-        self._costs.append((0.0 if kl is None else kl, 1.0 if ess is None else ess))
-        if len(self._costs) < _ROUNDS:
+        self._signals.append(event.signals)
+        if len(self._signals) < _ROUNDS:
             return
-        kl, ess = (sum(values) / _ROUNDS for values in zip(*self._costs, strict=True))
-        found = f"learn/behaviour_kl is {kl:.2f} (limit {_LIMITS.max_behaviour_kl:g})"
-        if kl <= _LIMITS.max_behaviour_kl:
-            found = f"learn/ess is {ess:.2f} (limit {_LIMITS.min_ess:g})"
-            if ess >= _LIMITS.min_ess:
-                return
+        if (found := excess(self._signals, _LIMITS)) is None:
+            return
         self._has_told_of_age = True
         self._tell(
             f"mean of {_ROUNDS} rounds until {event.version}: {found}: at k = {degree} samples come from a"

@@ -238,7 +238,8 @@ class Meter:
         if window.samples:
             self._collecting = {name: self._measured[name] for name in _RATES}
             self._held_up_by = self.bottleneck
-        found = event.metrics.get("learn/ess"), event.metrics.get("learn/behaviour_kl")
+        names = ("learn/ess", "learn/behaviour_kl", "learn/search_kl")
+        found = [event.metrics.get(name) for name in names]
         costs = [value if value is not None and math.isfinite(value) else None for value in found]
         return Signals(active_s, collect_s, train_s, collect_idle, train_idle, *costs)
 

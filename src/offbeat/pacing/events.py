@@ -83,7 +83,7 @@ class Signals:
     """Measurements of a round for the tuner: times in seconds, idle shares in [0, 1], cost of staleness.
 
     ``collect_s`` is the time the collectors together needed for a round's segments;
-    ``ess``, ``behaviour_kl`` are None where the algorithm does not report them.
+    ``ess``, ``behaviour_kl``, ``search_kl`` are None where the algorithm does not report them.
     """
 
     round_s: float = 0.0
@@ -93,6 +93,7 @@ class Signals:
     train_idle: float = 0.0
     ess: float | None = None
     behaviour_kl: float | None = None
+    search_kl: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

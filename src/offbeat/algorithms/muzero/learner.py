@@ -237,6 +237,19 @@ class ModelLearner(ABC):
         log_probs = -0.5 * away.square().sum(-1) - size.unsqueeze(-1)
         return -(targets * log_probs).sum(-1), size
 
+    @torch.no_grad()
+    def _search_kl(self, outputs: Tensor, lesson: Lesson, step: int | slice) -> dict[str, Tensor]:
+        """Mean KL divergence of what searches found from policies ``[..., P]``; nothing for candidates.
+
+        Candidates were drawn from a policy that is not stored, so that theirs cannot be told.
+        """
+        if lesson.candidates is not None:
+            return {}
+        targets, judged = (self._tensor(part[:, step]) for part in (lesson.policies, lesson.judged))
+        log_probs = functional.log_softmax(outputs.float(), -1)
+        apart = (torch.xlogy(targets, targets) - targets * log_probs).sum(-1)
+        return {"search_kl": (apart * judged).sum() / judged.sum().clamp(min=1)}
+
     def _sum(self, parts: dict[str, Tensor], rest: Tensor | float) -> Tensor:
         """The loss ``[B]`` of parts that all have, by their weights, and of the ``rest``."""
         config = self._config
@@ -340,6 +353,7 @@ class MuZeroLearner(ModelLearner):
             sums["entropy"] += entropy * judged[:, step]
             sums["value_loss"] += network.values.loss(value, values[:, step]) * valued[:, step]
             if step == 0:
+                search_kl = self._search_kl(policy, lesson, step)
                 errors = (network.values.mean(value.detach()) - values[:, 0]).abs()
             if step == ahead:
                 break
@@ -350,7 +364,8 @@ class MuZeroLearner(ModelLearner):
             latent = 0.5 * latent + 0.5 * latent.detach()  # half the gradient at each step, as MuZero has it
         parts = {name: total / (ahead + 1) for name, total in sums.items()}
         whole = self._sum(parts, config.consistency_coef * parts["consistency_loss"])
-        return Losses(whole, {name: part.mean() for name, part in parts.items()}, errors)
+        means = {name: part.mean() for name, part in parts.items()}
+        return Losses(whole, means | search_kl, errors)
 
     @torch.no_grad()
     def _seen(self, obs: Tensor) -> Tensor:

@@ -77,7 +77,8 @@ class UniZeroLearner(ModelLearner):
         whole = self._sum(found, config.latent_coef * found["latent_loss"])
         guesses = network.values.mean(outputs.value.detach())
         errors = ((guesses - values).abs() * moved).sum(1) / moved.sum(1)
-        return Losses(whole, {name: part.mean() for name, part in found.items()}, errors)
+        means = {name: part.mean() for name, part in found.items()}
+        return Losses(whole, means | self._search_kl(outputs.policy, lesson, steps), errors)
 
 
 def transformer_spec(config: UniZeroConfig) -> TransformerSpec:
