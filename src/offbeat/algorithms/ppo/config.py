@@ -117,7 +117,7 @@ class PPOConfig(AlgorithmConfig):
         " from the usual 1 to 2.",
     )
     behaviour_clip: float | None = Field(
-        0.4,
+        0.3,
         gt=0,
         description="Largest change of an action's probability since it was taken that is rewarded, in the"
         " decoupled loss of rounds with stale samples; null: no bound. Without it samples of k rounds push"
