@@ -88,6 +88,8 @@ EVAL_METRICS = [
     "eval/return_std",
     "eval/return_min",
     "eval/return_max",
+    "eval/return_mean_sampled",
+    "eval/return_std_sampled",
     "eval/length_mean",
     "eval/episodes",
     "eval/version",
@@ -97,6 +99,7 @@ EVAL_METRICS = [
 
 DIAL = [
     "off_policy_degree",
+    "open_rounds",
     "auto_max",
     "enable_async_eval",
     "weight_sync_interval",

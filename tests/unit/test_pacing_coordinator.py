@@ -26,7 +26,7 @@ from offbeat.pacing.events import (
     Signals,
     Started,
 )
-from offbeat.pacing.ledger import RUNNING, TRAINED
+from offbeat.pacing.ledger import RUNNING
 from offbeat.seeding import derive_seed, reseed
 from offbeat.types import Ticket
 
@@ -434,7 +434,8 @@ def test_auto_moves_the_dial_from_what_rounds_measure() -> None:
 def degrees(coordinator: Coordinator, rounds: int) -> list[int]:
     """Train so many rounds on the tickets in their order; k with which each of them began."""
     found = []
-    for number in range(coordinator.ledger.num(TRAINED), coordinator.ledger.num(TRAINED) + rounds):
+    first = coordinator.counts().trained
+    for number in range(first, first + rounds):
         found.append(coordinator.degree)
         assert coordinator.ledger.ticket(number).deadline >= coordinator.version
         arrive(coordinator, number)
