@@ -195,7 +195,7 @@ class WideOpen(Coordinator):
 
     def _turn(self, degree: int) -> None:
         super()._turn(degree)
-        self._degree = max(self._degree, degree)
+        self.degree = max(self.degree, degree)
 
 
 @pytest.mark.parametrize(
