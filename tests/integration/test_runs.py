@@ -146,7 +146,12 @@ def test_samples_of_another_policy_are_told_in_the_console_and_the_events(
     small_run: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:
     settings = {"runtime.kind": "inline", "run.rounds": 14, "async_training.open_rounds": 0}
-    settings |= {"algorithm.lr": 0.05, "observe.console": "plain", "algorithm.lr_schedule": "constant"}
+    settings |= {
+        "algorithm.lr": 0.05,
+        "algorithm.behaviour_clip": None,
+        "observe.console": "plain",
+        "algorithm.lr_schedule": "constant",
+    }
     result = small_run(settings, off_policy_degree=2)
     texts = [
         event["text"] for event in read_events(result.run_dir / "events.jsonl") if event["kind"] == "notice"

@@ -30,8 +30,8 @@ class Run:
             self.tell(RoundTrained(self.version, Batch(self.version - 1, (), degree), signals=signals))
         return self
 
-    def evaluate(self, likely: float, drawn: float | None, std: float = 30.0) -> Run:
-        metrics = {"eval/return_mean": likely, "eval/return_std": 0.0}
+    def evaluate(self, likely: float, drawn: float | None, std: float = 30.0, episodes: int = 10) -> Run:
+        metrics = {"eval/return_mean": likely, "eval/return_std": 0.0, "eval/episodes": float(episodes)}
         if drawn is not None:
             metrics |= {"eval/return_mean_sampled": drawn, "eval/return_std_sampled": std}
         self.tell(EvalDone(self.version, metrics))
@@ -87,3 +87,4 @@ def test_other_evaluations_are_left_alone(likely: float, drawn: float | None, st
     run = Run()
     run.tell(EvalDone(0, None, error="no episode ended"))
     assert run.evaluate(likely, drawn, std).advice == []
+    assert Run().evaluate(-500.0, -136.7, episodes=2).advice == []

@@ -11,6 +11,7 @@ from offbeat.pacing.config import AUTO
 from offbeat.pacing.events import DialTurned, EvalDone, Handlers, RoundTrained, Signals
 
 _ROUNDS = 5
+_EPISODES = 5  # fewer say too little about two policies
 _LIMITS = AutoConfig()
 
 
@@ -65,7 +66,7 @@ class Advisor:
         likely, drawn, *deviations = (number(metrics, f"eval/{name}") for name in names)
         apart = abs(likely - drawn)  # NaN, and so never large, where one is not reported
         is_large = apart > 0.5 * max(abs(likely), abs(drawn)) and apart > 2 * max(deviations)
-        if self._has_told_of_actions or not is_large:
+        if self._has_told_of_actions or not is_large or number(metrics, "eval/episodes") < _EPISODES:
             return
         self._has_told_of_actions = True
         self._tell(
