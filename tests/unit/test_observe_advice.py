@@ -41,10 +41,10 @@ class Run:
 @pytest.mark.parametrize(
     ("signals", "found"),
     [
-        (FAR, "mean of 5 rounds until 5: learn/behaviour_kl is 0.30 (limit 0.1): at k = 4 "),
-        (Signals(ess=0.3), "learn/ess is 0.30 (limit 0.5)"),
-        (Signals(behaviour_kl=0.2), "learn/behaviour_kl is 0.20"),
-        (Signals(search_kl=0.7), "learn/search_kl is 0.70 (limit 0.5)"),
+        (FAR, "mean of 5 rounds until 5: KL to the policy that acted is 0.300, above 0.1: at k = 4 "),
+        (Signals(ess=0.3), "effective sample size is 0.30, below 0.5"),
+        (Signals(behaviour_kl=0.2), "KL to the policy that acted is 0.200"),
+        (Signals(search_kl=0.7), "KL of searches to the network is 0.700, above 0.5"),
     ],
 )
 def test_samples_of_another_policy_are_told_once(signals: Signals, found: str) -> None:

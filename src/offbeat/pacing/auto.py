@@ -137,15 +137,15 @@ class AutoDial:
 
 
 def excess(window: Collection[Signals], config: AutoConfig) -> str | None:
-    """Return the metric that says that staleness costs too much, in words; None when none does."""
+    """Return why staleness costs too much, by what was measured; None when it does not."""
     kl, search_kl = _mean([one.behaviour_kl for one in window]), _mean([one.search_kl for one in window])
     ess = _mean([one.ess for one in window])
     if kl is not None and kl > config.max_behaviour_kl:
-        return f"learn/behaviour_kl is {kl:.2f} (limit {config.max_behaviour_kl:g})"
+        return f"KL to the policy that acted is {kl:.3f}, above {config.max_behaviour_kl:g}"
     if search_kl is not None and search_kl > config.max_search_kl:
-        return f"learn/search_kl is {search_kl:.2f} (limit {config.max_search_kl:g})"
+        return f"KL of searches to the network is {search_kl:.3f}, above {config.max_search_kl:g}"
     if ess is not None and ess < config.min_ess:
-        return f"learn/ess is {ess:.2f} (limit {config.min_ess:g})"
+        return f"effective sample size is {ess:.2f}, below {config.min_ess:g}"
     return None
 
 
