@@ -186,6 +186,8 @@ def replay_run(
     version and leaves a run directory at ``out`` (by default beside the run) that can be resumed, evaluated
     and played. ``on_round(version, rounds)`` is called after each round.
     """
+    if out is not None and until is None:
+        raise ConfigError("a replay leaves a run at --out (out) only with --to (until): name its version")
     directory = existing(run_dir)
     earlier = earlier_settings(directory)
     paths = [*earlier, settings_of(directory)]

@@ -19,11 +19,17 @@ ROOT = Path(__file__).resolve().parents[2]
 KEPT = Path(__file__).parent / "kept"
 CACHE = ROOT / ".net"
 """References made on this machine; git ignores it."""
-_TIMEOUT_S = 280.0
+_failures: list[str] = []
+TIMEOUT_S = 1200.0
+"""Longest recording of a reference, here or in another process."""
 
 
 class NoReference(Exception):
-    """There is nothing to compare with, and why."""
+    """There is nothing that a reference could be made from, and why."""
+
+
+class RecordingFailed(Exception):
+    """The recording of a reference failed or took too long."""
 
 
 def write(folder: Path, name: str, record: Record) -> None:
@@ -44,9 +50,22 @@ def reference(name: str) -> tuple[Record, bool]:
 
 
 def made_reference() -> Path:
-    """The folder of references made on this machine; makes them once, whoever else asks at the same time."""
+    """The folder of references made on this machine; makes them once, whoever else asks at the same time.
+
+    One that failed is not tried again by the same process.
+    """
+    if _failures:
+        raise RecordingFailed(_failures[0])
+    try:
+        return _made_once()
+    except RecordingFailed as error:
+        _failures.append(str(error))
+        raise
+
+
+def _made_once() -> Path:
     CACHE.mkdir(exist_ok=True)
-    with FileLock(CACHE / "lock", timeout=_TIMEOUT_S):
+    with FileLock(CACHE / "lock", timeout=TIMEOUT_S):
         made = _made()
         is_mine = made.get("machine") == fingerprint()
         if not (is_mine and (made.get("is_asked_for") or made.get("commit") == kept_commit())):
@@ -84,11 +103,14 @@ def _record(source: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": path, "NUMBA_CACHE_DIR": str(source.parent / "numba")}
     command = [sys.executable, "-m", "tests.net.record", "--once"]
     command += ["--out", str(CACHE / "records"), "--source", str(source)]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, timeout=_TIMEOUT_S, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise NoReference(f"recording failed: {done.stderr.strip()[-2000:]}")
+    try:
+        subprocess.run(
+            command, cwd=ROOT, env=environment, timeout=TIMEOUT_S, capture_output=True, text=True, check=True
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RecordingFailed(f"recording took more than {TIMEOUT_S:g} s") from error
+    except subprocess.CalledProcessError as error:
+        raise RecordingFailed(f"recording failed: {error.stderr.strip()[-2000:]}") from error
 
 
 def _remove(worktree: Path) -> None:
@@ -109,7 +131,7 @@ def _read(folder: Path, name: str) -> Record:
     except FileNotFoundError as error:
         if folder == KEPT:
             raise
-        raise NoReference(f"no record of {name} was made: its packages may have been missing") from error
+        raise RecordingFailed(f"no record of {name} was made") from error
 
 
 def _git(*arguments: str) -> str:

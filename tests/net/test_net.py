@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.net import keeping
 from tests.net.comparing import differences, unordered
 from tests.net.incidents import INCIDENTS
-from tests.net.keeping import KEPT, NoReference, reference
+from tests.net.keeping import KEPT, TIMEOUT_S, NoReference, RecordingFailed, reference
 from tests.net.recording import Record, record_recipe
 from tests.net.small import recipes
 from tests.net.subjects import EVALUATES_BESIDE, incident, missing_package, subjects
@@ -19,19 +21,22 @@ QUICK = ("cartpole-ppo", "cartpole-ppo-per", "alice-bob-hmasd", "cartpole-muzero
 ON_RAY = ("cartpole-ppo", "cartpole-ppo-per")
 
 
+pytestmark = pytest.mark.timeout(TIMEOUT_S + 300.0)  # the first test may have to record the reference
+
+
 def on_processes() -> list[Any]:
     return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in recipes()]
 
 
 def expected(name: str) -> tuple[Record, bool]:
-    """The record to compare with; skips where there is none or a package is missing."""
+    """The record to compare with; skips where a package or the commits to make it from are missing."""
     package = missing_package(name)
     if package is not None:
         pytest.skip(f"needs {package}")
     try:
         return reference(name)
     except NoReference as error:
-        pytest.skip(f"this machine is not the one of the kept files, and no reference was made: {error}")
+        pytest.skip(f"this machine is not the one of the kept files, and none can be recorded: {error}")
 
 
 def check(before: Record, now: Record, exact: bool) -> None:
@@ -74,6 +79,32 @@ def test_run_on_ray_is_the_same(recipe: str, tmp_path: Path, shared_ray: None) -
 def test_incident_goes_as_it_went(name: str, tmp_path: Path) -> None:
     before, exact = expected(incident(name))
     check(before, subjects()[incident(name)](tmp_path / "run"), exact)
+
+
+@pytest.mark.parametrize(
+    ("code", "within_s"), [("raise SystemExit('no such kernel')", 60.0), ("while 1: 0", 0.3)]
+)
+def test_reference_that_cannot_be_recorded_is_an_error_and_not_tried_twice(
+    code: str, within_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def record(ref: str, is_asked_for: bool) -> None:
+        tried.append(ref)
+        keeping._record(tmp_path)
+
+    (tmp_path / "python").write_text(f"#!{sys.executable}\n{code}\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(keeping, "CACHE", tmp_path / "net")
+    monkeypatch.setattr(keeping, "TIMEOUT_S", within_s)
+    monkeypatch.setattr(keeping, "_failures", [])
+    monkeypatch.setattr(keeping, "kept_commit", lambda: "HEAD")
+    monkeypatch.setattr(keeping, "make_reference", record)
+    for _ in range(2):
+        with pytest.raises(RecordingFailed, match=r"no such kernel|took more than"):
+            keeping.made_reference()
+    assert tried == ["HEAD"]
 
 
 def test_differences_are_found() -> None:

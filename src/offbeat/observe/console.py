@@ -460,7 +460,7 @@ def _rows(frame: _Frame) -> list[tuple[str, str]]:
     }
     filled = {label: fill(line, metrics) for label, line in lines.items()}
     lasts = f" · {duration(frame.phase_s)}" if frame.phase and frame.phase_s >= 1 else ""
-    filled["phase"] = f"{frame.phase or '–'}{lasts}"
+    filled["phase"] = f"{escape(frame.phase) or '–'}{lasts}"  # reports of the user's own code are in it
     filled["return"] += f"  [green]{sparkline(frame.curve, _CURVE_WIDTH)}[/]"
     if frame.eval_version is not None:
         filled["evaluation"] = _evaluation(frame)

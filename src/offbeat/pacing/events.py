@@ -7,6 +7,7 @@ callbacks, metrics and the display are views of this one stream.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -118,16 +119,30 @@ class RoundTrained:
     signals: Signals = field(default_factory=Signals)
 
 
+class Checksum(Future[int | None]):
+    """A checksum of weights, which their learner computes when they are on their way to collectors.
+
+    The result is None for weights that are not trees of arrays.
+    """
+
+    @staticmethod
+    def of(value: int | None) -> Checksum:
+        """Return a checksum that is known."""
+        checksum = Checksum()
+        checksum.set_result(value)
+        return checksum
+
+    def __reduce__(self) -> Any:
+        return Checksum.of, (self.result(),)
+
+
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Collectors can get ``version``; publishing took ``seconds``.
-
-    ``checksum`` identifies the weights, None for weights that are not trees of arrays.
-    """
+    """Collectors can get ``version``; publishing took ``seconds``. ``checksum`` identifies the weights."""
 
     version: int
     seconds: float = 0.0
-    checksum: int | None = None
+    checksum: Checksum | None = None
 
 
 @dataclass(frozen=True, slots=True)

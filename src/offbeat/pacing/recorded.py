@@ -92,7 +92,8 @@ class Schedule:
 class Difference:
     """The first round whose published weights differ from the recorded ones, and its tickets.
 
-    ``last``: it is one of the rounds up to this one, whose weights were not recorded; the tickets are theirs.
+    ``last``: it is one of the rounds up to this one, whose weights were not compared; the tickets are theirs.
+    ``round`` is -1 when the weights differ before the first round.
     """
 
     round: int
@@ -100,6 +101,11 @@ class Difference:
     last: int | None = None
 
     def __str__(self) -> str:
+        if self.round < 0:
+            return (
+                "the learner starts with other weights than recorded: other package versions, machine "
+                "or settings?"
+            )
         tickets = ", ".join(map(str, self.tickets[:8])) + (", …" if len(self.tickets) > 8 else "")
         is_one = self.last is None or self.last == self.round
         rounds = f"round {self.round}" if is_one else f"one of rounds {self.round} to {self.last}"
@@ -118,6 +124,7 @@ class RecordedPace:
     ) -> None:
         self.difference: Difference | None = None
         self.num_compared = 0  # versions whose weights were compared
+        self._equal = 0  # newest of them; with none the start, from where all that follows is made
         self.incarnations = [0] * num_collectors
         self.rollbacks = 0
         self.published = -1
@@ -214,17 +221,30 @@ class RecordedPace:
                 return (Publish(version),)
             case Published(version, _, checksum):
                 self.published = version
-                recorded = self._schedule.checksums.get(version)
-                if recorded is not None and checksum is not None:
-                    self.num_compared += 1
-                    if recorded != checksum:
-                        last = self._schedule.rounds.get(version - 1)
-                        self.difference = Difference(version - 1, () if last is None else last.tickets)
+                self._compare(version, None if checksum is None else checksum.result())
             case StopRequested(reason):
                 self._stop_reason = reason
             case _:
                 pass
         return ()
+
+    def _compare(self, version: int, checksum: int | None) -> None:
+        """Compare published weights with the recorded ones."""
+        recorded = self._schedule.checksums.get(version)
+        if recorded is None or checksum is None:
+            return
+        self.num_compared += 1
+        if recorded == checksum:
+            self._equal = version
+        else:
+            rounds = range(min(self._equal, version - 1), version)
+            tickets = [
+                ticket
+                for one in rounds
+                if one in self._schedule.rounds
+                for ticket in self._schedule.rounds[one].tickets
+            ]
+            self.difference = Difference(rounds.start, tuple(tickets), version - 1)
 
     def _collector_down(self, event: CollectorDown) -> None:
         """Take the tickets of a lost collector up again, where its state can be restored."""
@@ -257,7 +277,9 @@ class RecordedPace:
         if not self._queues and not self._running:
             if not self._waves:
                 return [self._train()]
-            for segment in self._waves.popleft():
+            wave = self._waves.popleft()
+            self.rollbacks = wave[0].rollbacks
+            for segment in wave:
                 self._queues.setdefault(segment.lane, deque()).append(segment)
         actions = [action for collector in list(self._queues) for action in self._next_tickets(collector)]
         return actions if self._stop_reason is None else self._finish(self._stop_reason)
@@ -361,7 +383,7 @@ def _waves_of(segments: Sequence[RecordedSegment]) -> deque[list[RecordedSegment
     waves: deque[list[RecordedSegment]] = deque()
     seen: set[int] = set()
     for segment in segments:
-        if not waves or segment.ticket in seen:
+        if not waves or segment.ticket in seen or segment.rollbacks != waves[-1][0].rollbacks:
             waves.append([])
             seen.clear()
         seen.add(segment.ticket)

@@ -36,7 +36,7 @@ class PlainLearner:
         return named_metrics(self._train([segment.data for segment in batch.segments]), "learn", "loss")
 
     def weights(self) -> Any:
-        """What collectors get."""
+        """Return the weights for collectors."""
         return self._weights()
 
     def state_dict(self) -> StateTree:

@@ -68,16 +68,18 @@ class Collectors:
         start: Callable[[int], None],
         kill: Callable[[int, str], None],
         version: Callable[[], int],
+        start_limit_s: float,
         saves: bool = False,
     ) -> None:
         runtime = settings.runtime
         self.rows = [Collector(f"collector_{index}") for index in range(runtime.num_workers)]
-        self.rollbacks = 0  # times the run went back to collect other samples
         self.losses: list[Loss] = []
         self._runtime = runtime
         self._settings = settings
         self._waits = waits
         self._start, self._kill, self._version = start, kill, version
+        self._start_limit_s = start_limit_s  # infinite where a late start would only end the run
+        self._phase = "starting"  # of the run; not of one whose collectors are replaced
         self._saves = saves
         self._window_s = 0.0
         self._lost_at_s: deque[float] = deque()
@@ -160,17 +162,17 @@ class Collectors:
 
     def starting(self, index: int, now_s: float) -> None:
         """Start to wait for a collector to come up."""
-        row, limit_s, setting = self.rows[index], self._runtime.start_timeout_s, "runtime.start_timeout_s"
+        row, limit_s, setting = self.rows[index], self._start_limit_s, "runtime.start_timeout_s"
         key, whom = (row.name, "start"), f"{row.name} to start"
 
         def kill() -> None:
             self._kill(index, f"did not start within {limit_s:g} s ({setting})")
 
-        self._waits.begin(Wait(key, self._round, whom, limit_s, setting, kill, "starting"), now_s)
+        self._waits.begin(Wait(key, self._round, whom, limit_s, setting, kill, self._phase), now_s)
 
     def _up(self, event: CollectorUp, now_s: float) -> None:
         row = self.rows[event.collector]
-        row.is_up = True
+        row.is_up, self._phase = True, ""
         self._waits.end((row.name, "start"))
         for place, lost_s in row.open_losses.items():
             self.losses[place] = replace(self.losses[place], replaced_s=now_s - lost_s)
@@ -234,12 +236,10 @@ class Collectors:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that each collector continues from."""
-        starts = [{"incarnation": start.incarnation, "state": start.state} for start in self.starts]
-        return {"starts": starts, "rollbacks": self.rollbacks}
+        return {"starts": [{"incarnation": start.incarnation, "state": start.state} for start in self.starts]}
 
     def load_state_dict(self, state: dict[str, Any], rollback: int = 0) -> None:
         """Continue from saved states; with ``rollback`` (its number) start again, with other seeds."""
-        self.rollbacks = state["rollbacks"] + rollback
         for row, saved in zip(self.rows, state["starts"], strict=False):
             start = CollectorState(saved["incarnation"], saved["state"])
             row.start = CollectorState(start.incarnation + rollback) if rollback else revived(start)

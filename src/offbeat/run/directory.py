@@ -238,14 +238,25 @@ def change_config(directory: Path, config: RunConfig, overrides: Overrides) -> N
     """Write the settings that hold from now on, and keep those that held until the newest checkpoint."""
     manager = CheckpointManager(directory / "checkpoints")
     version = manager.load().version if manager.versions() else 0
-    for path in earlier_settings(directory):
-        if until_version(path) > version:
-            path.unlink()  # of rounds that are trained again
-    until = directory / UNTIL.format(f"{version:08d}")
+    until = cut_until(directory, version)
     if version > 0 and not until.exists():  # settings that trained no round leave no trace
         _write(until, _text(directory / _CONFIG))
     lines = [f"# resumed at version {version} with {line}" for line in as_lines(overrides)]
     _write_settings(directory, _texts(lines, config))
+
+
+def cut_until(directory: Path, version: int) -> Path:
+    """Go back to a version: the settings of the round before it now end there. Return their file.
+
+    Files of rounds that are trained again are removed.
+    """
+    until = directory / UNTIL.format(f"{version:08d}")
+    for path in [path for path in earlier_settings(directory) if until_version(path) > version]:
+        if version == 0 or until.exists():
+            path.unlink()
+        else:
+            path.replace(until)
+    return until
 
 
 def copy_description(directory: Path, target: Path, version: int) -> None:
@@ -290,10 +301,5 @@ class EarlierSettings(Callback):
 
     def on_start(self, info: RunInfo) -> None:
         """Remove the files of rounds that are trained again; the first then holds until the start."""
-        if info.resumed_from is None:
-            return
-        later = [path for path in earlier_settings(self._run_dir) if until_version(path) > info.resumed_from]
-        for path in sorted(later)[1:]:
-            path.unlink()
-        for path in sorted(later)[:1]:
-            path.replace(self._run_dir / UNTIL.format(f"{info.resumed_from:08d}"))
+        if info.resumed_from is not None:
+            cut_until(self._run_dir, info.resumed_from)

@@ -6,6 +6,7 @@ Training, resuming, replaying and going step by step are ways to call it. It has
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -62,6 +63,7 @@ from offbeat.runtime.supervision import LossWatch
 from offbeat.seeding import derive_seed
 from offbeat.types import Batch, StateTree
 
+_log = logging.getLogger(__name__)
 _POLL_S = 0.25
 _SUSPENDED_S = 2.0
 _AFTER_FINISH = (SnapshotTaken, LearnerDown, Broken)
@@ -107,6 +109,7 @@ class Driver:
             self._start_collector,
             runtime.kill_collector,
             lambda: pace.version,
+            settings.runtime.start_timeout_s if runtime.replaces_collectors else math.inf,
             spec.saves,
         )
         self.meter = Meter(
@@ -121,12 +124,12 @@ class Driver:
         self.faults: deque[str] = deque()  # of files, from any thread
         self.persistent_requests: list[Request] = []  # hold for the whole run, also when it is restarted
         self.is_to_stop = False
+        self.loss_watch: LossWatch | None = LossWatch(settings.run.explosion_factor)
         self._stop_reason: str | None = None
         self.finish: Finish | None = None
         self._runtime = runtime
         self._requests = requests
         self._store = StreamStore()
-        self._loss_watch = LossWatch(settings.run.explosion_factor)
         self._handlers: dict[type, list[Callable[[Any, float], None]]] = {}
         self._closing = contextlib.ExitStack()
         self._flushes: list[Callable[[], None]] = []
@@ -240,7 +243,7 @@ class Driver:
         ready = self._store.ready()
         self.pace.load_state_dict(parts["coordinator"], ready)
         self.collectors.load_state_dict(parts["collectors"], point.rollback)
-        self.pace.rollbacks = self.collectors.rollbacks
+        self.pace.rollbacks = parts["collectors"]["rollbacks"] + point.rollback
         self.meter.load_state_dict(parts["meter"], ready)
         self.meter.max_staleness = parts["recorder"]["max_staleness"]
 
@@ -251,7 +254,7 @@ class Driver:
             recorder |= state()
         return {
             "coordinator": self.pace.state_dict(),
-            "collectors": self.collectors.state_dict(),
+            "collectors": {**self.collectors.state_dict(), "rollbacks": self.pace.rollbacks},
             "store": self._store.state_dict(),
             "meter": self.meter.state_dict(),
             "recorder": recorder,
@@ -259,17 +262,24 @@ class Driver:
 
     def close(self, error: BaseException | None, restarting: Restarting | None = None) -> None:
         """End everything that was started, and emit how the run ended or that it is restarted."""
-        with self._closing:
-            if isinstance(error, KeyboardInterrupt) and self._has_started:
-                self._tell_end(error, restarting)  # first: nobody waits long for the rest
-                self._has_started = False
-                self._runtime.close(at_once=True)
-                return
-            try:
-                self._runtime.close()
-            finally:
-                if self._has_started:
-                    self._tell_end(error, restarting)
+        try:
+            with self._closing:
+                self._close_runtime(error, restarting)
+        finally:
+            while self.faults:  # of the last writes, when no observer is left to tell
+                _log.warning("%s", self.faults.popleft())
+
+    def _close_runtime(self, error: BaseException | None, restarting: Restarting | None) -> None:
+        if isinstance(error, KeyboardInterrupt) and self._has_started:
+            self._tell_end(error, restarting)  # first: nobody waits long for the rest
+            self._has_started = False
+            self._runtime.close(at_once=True)
+            return
+        try:
+            self._runtime.close()
+        finally:
+            if self._has_started:
+                self._tell_end(error, restarting)
 
     def _tell_end(self, error: BaseException | None, restarting: Restarting | None) -> None:
         try:
@@ -298,7 +308,7 @@ class Driver:
         until_s = min(polled_s + min(at_most_s, _POLL_S), self._wake_s, self.waits.next_s())
         timeout_s = 0.0 if self._requests else max(0.0, until_s - polled_s)
         events = self._runtime.wait(timeout_s)
-        self._extend_if_suspended(polled_s + timeout_s)
+        self._left_s = self._extend_if_suspended(polled_s + timeout_s)  # what this step takes counts, too
         for event in events:
             if self.finish is None or isinstance(event, _AFTER_FINISH):
                 self._take(event)
@@ -320,7 +330,6 @@ class Driver:
         for flush in self._flushes:
             flush()
         self._tell_faults()
-        self._left_s = self.clock()
 
     def _take(self, event: Event) -> None:
         """Check an event, apply it, emit it, and react to it."""
@@ -357,6 +366,7 @@ class Driver:
             self._take(request)
         else:
             self.emit(request)
+            self._react(request, self.clock())
 
     def _tell_faults(self) -> None:
         while self.faults:
@@ -366,7 +376,7 @@ class Driver:
 
     def _check_round(self, event: RoundTrained) -> RoundTrained:
         batch = event.batch
-        if wrong := self._loss_watch.verdict(event.metrics):
+        if self.loss_watch is not None and (wrong := self.loss_watch.verdict(event.metrics)):
             raise DivergedError(
                 f"round {batch.version} diverged: {wrong}. Lower the learning rate; with "
                 "run.on_nan=rollback a run goes back to its newest checkpoint by itself"
@@ -492,7 +502,7 @@ class Driver:
         """Extend every deadline by the time this process was suspended; return the time now."""
         now_s = self.clock()
         if (away_s := now_s - expected_s) > _SUSPENDED_S:
-            self.waits.shift(away_s)
+            self.waits.shift(away_s, now_s)
         return now_s
 
     def _await_progress(self) -> None:
@@ -502,8 +512,11 @@ class Driver:
         """Stall, unless something with a deadline of its own is under way or nothing was asked for."""
         limit_s, now_s = self.spec.settings.async_training.batch_timeout, self.clock()
         is_busy = any(key in self.waits for key in ("train", "snapshot", "evaluation"))
-        if is_busy or now_s < self.pace.warm_at_s + limit_s or self.finish is not None or self.pace.is_held:
+        warm_limit_s = self.pace.warm_at_s + limit_s - now_s
+        if is_busy or self.finish is not None or self.pace.is_held:
             self._await_progress()
+        elif warm_limit_s > 0:  # to warm up is to wait for time
+            self.waits.begin(self._progress._replace(limit_s=warm_limit_s), now_s)
         else:
             self._stall(f"nothing happened for {limit_s:g} s (batch_timeout)")
 

@@ -13,7 +13,8 @@ from offbeat.observe.callbacks import Callback, CallbackObserver, RunControl, Ru
 from offbeat.observe.console import make_console
 from offbeat.observe.events import ScheduleLog
 from offbeat.observe.journal import Journal
-from offbeat.pacing.events import Handlers, Published, RoundTrained, SegmentArrived, Started
+from offbeat.pacing.actions import Pace
+from offbeat.pacing.events import Handlers, Published, RoundTrained, SegmentArrived
 from offbeat.run.collectors import Collectors
 from offbeat.run.driver import Driver, StartPoint
 from offbeat.types import StateTree
@@ -65,7 +66,7 @@ def _attach_files(
             f"the run directory {directory} cannot be written: {error}. "
             "Free disk space, make it writable or choose another run.dir"
         ) from error
-    schedule = ScheduleRecorder(log, driver.collectors)
+    schedule = ScheduleRecorder(log, driver.collectors, driver.pace)
     driver.observe(schedule.handlers(), close=log.close, flush=log.flush, state=schedule.state_dict)
     driver.observe(hooks.round_handlers())
     driver.observe(journal.handlers(), close=journal.close)
@@ -74,16 +75,14 @@ def _attach_files(
 class ScheduleRecorder:
     """The schedule as an observer: a line per segment and round in ``schedule.jsonl``, for replay."""
 
-    def __init__(self, log: ScheduleLog, collectors: Collectors) -> None:
+    def __init__(self, log: ScheduleLog, collectors: Collectors, pace: Pace) -> None:
         self._log, self._add = log, log.lines.append
-        self._collectors = collectors
-        self._end = ""
-        self._weights = ""
+        self._collectors, self._pace = collectors, pace
+        self._newest: Published | None = None
 
     def handlers(self) -> Handlers:
         """Return the handlers of a run's events."""
         return {
-            Started: self._started,
             SegmentArrived: self._arrived,
             RoundTrained: self._trained,
             Published: self._published,
@@ -93,21 +92,23 @@ class ScheduleRecorder:
         """Return what a checkpoint relies on of the file; CheckpointError when the disk does not take it."""
         return {"schedule_offset": self._log.offset(), "schedule_gap": self._log.gap}
 
-    def _started(self, event: Started, now_s: float) -> None:
-        self._end = f',"rollbacks":{self._collectors.rollbacks}}}\n'
-
     def _arrived(self, event: SegmentArrived, now_s: float) -> None:
         ticket = event.segment.ticket
         incarnation = self._collectors.rows[ticket.collector].start.incarnation
         self._add(
             f'{{"kind":"segment","ticket":{ticket.number},"lane":{ticket.collector},"version":{ticket.version},'
             f'"deadline":{ticket.deadline},"incarnation":{incarnation},'
-            f'"steps_collected":{ticket.steps_collected},"steps_trained":{ticket.steps_trained}{self._end}'
+            f'"steps_collected":{ticket.steps_collected},"steps_trained":{ticket.steps_trained},'
+            f'"rollbacks":{self._pace.rollbacks}}}\n'
         )
 
     def _published(self, event: Published, now_s: float) -> None:
-        if event.checksum is not None:
-            self._weights = f',"weights":[{event.version},{event.checksum}]'
+        self._newest = event
+
+    def _weights(self) -> str:
+        published = self._newest
+        checksum = None if published is None or published.checksum is None else published.checksum.result()
+        return "" if checksum is None else f',"weights":[{published.version},{checksum}]'
 
     def _trained(self, event: RoundTrained, now_s: float) -> None:
         """Write a round with the newest published version and its checksum."""
@@ -115,5 +116,5 @@ class ScheduleRecorder:
         tickets = ",".join([str(segment.ticket.number) for segment in batch.segments])
         self._add(
             f'{{"kind":"round","version":{batch.version},"tickets":[{tickets}],'
-            f'"degree":{batch.off_policy_degree}{self._weights}}}\n'
+            f'"degree":{batch.off_policy_degree}{self._weights()}}}\n'
         )

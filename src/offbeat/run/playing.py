@@ -41,7 +41,7 @@ MakeShown = Callable[[EnvConfig, str | None], Any]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What a spectator sees: at the start of an episode (``step`` 0) and after every step of it.
+    """The view of a spectator: at the start of an episode (``step`` 0) and after every step of it.
 
     ``score`` is the environment's own (``info["score"]``) where it has one, else the return so far; ``text``
     is the environment drawn in characters, None when it cannot be. ``fps`` is the speed to watch it at.
@@ -93,7 +93,7 @@ class PlayResult:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """How to play. ``out`` is the film that was asked for, ``film`` one that would be nice to have."""
+    """Options of playing. ``out`` is the film that was asked for, ``film`` one that would be nice to have."""
 
     episodes: int = 1
     seed: int = 0
@@ -284,7 +284,7 @@ class _Stage:
         return obs, float(reward), bool(is_terminated), bool(is_truncated), info
 
     def render(self, way: str) -> object:
-        """What the environment looks like; None when it is not shown this way."""
+        """Return a picture of the environment; None when it is not shown this way."""
         return self._envs[way].render() if way in self._envs else None
 
     def close(self) -> None:
@@ -302,14 +302,14 @@ class _Stage:
 
 
 def _are_equal(one: Array, other: Array) -> bool:
-    """Whether two observations are the same, NaN included; of a team's views, what agents see."""
+    """Compare two observations, NaN included; of a team's views, what agents see."""
     one, other = (getattr(seen, "obs", seen) for seen in (one, other))
     is_float = np.issubdtype(np.asarray(one).dtype, np.inexact)
     return np.array_equal(one, other, equal_nan=is_float)
 
 
 class _Look:
-    """How an environment can be seen."""
+    """The ways in which an environment can be shown."""
 
     def __init__(self, env: EnvConfig, make: MakeShown) -> None:
         self._env = env

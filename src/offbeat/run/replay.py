@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
+from offbeat.config.models import ObserveConfig
 from offbeat.errors import CheckpointError, ReplayError
 from offbeat.observe.callbacks import RunControl, RunSummary
 from offbeat.observe.events import Record, read_schedule
@@ -73,10 +74,15 @@ def replay(
         target = directory if end == last else None
         if target is not None:
             _copy_schedule(records, target, begin)
-        spec_here = replace(spec, log_dir=None if target is None else target / "logs")
+        spec_here = replace(
+            spec,
+            settings=replace(spec.settings, observe=_here_only(spec.settings.observe)),
+            log_dir=None if target is None else target / "logs",
+        )
         pace = RecordedPace(schedule, spec.seed, end, spec.num_collectors, saves=target is not None)
         summary = replace(summary, directory=target)
         driver = Driver(spec_here, pace, make_runtime(runtime), clock.now_s, deque())
+        driver.loss_watch = None  # what was recorded was accepted, over every resumption
         driver.observe({RoundTrained: tell})
         point = _repeat(driver, pace, point, summary, clock)
         num_compared += pace.num_compared
@@ -96,6 +102,12 @@ def _schedule_of(directory: Path) -> Path:
     if not path.exists():
         raise ReplayError(f"{directory} is a run, but its {path.name} is missing, so it cannot be repeated")
     return path
+
+
+def _here_only(observe: ObserveConfig) -> ObserveConfig:
+    """Return settings under which a replay writes its own files and starts or calls nothing else."""
+    tensorboard = observe.tensorboard.model_copy(update={"serve": False})
+    return observe.model_copy(update={"use_wandb": False, "tensorboard": tensorboard})
 
 
 def _recorded_digest(manager: CheckpointManager, version: int) -> str:

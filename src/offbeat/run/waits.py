@@ -45,7 +45,11 @@ class Pending(NamedTuple):
     def __str__(self) -> str:
         wait = self.wait
         since = f"{_text(wait.owner)} waits for {_text(wait.whom)} since {self.waited_s:.1f} s"
-        return f"{since} (limit {wait.limit_s:g} s, {wait.limit_key})"
+        return f"{since} ({_limit(wait)})"
+
+
+def _limit(wait: Wait) -> str:
+    return "no limit" if math.isinf(wait.limit_s) else f"limit {wait.limit_s:g} s, {wait.limit_key}"
 
 
 def _text(text: Text) -> str:
@@ -80,11 +84,11 @@ class Waits:
         if limit_s is not None:
             del self._by_limit[limit_s][key]
 
-    def shift(self, by_s: float) -> None:
-        """Extend every deadline, by the time in which this process was suspended."""
+    def shift(self, by_s: float, now_s: float) -> None:
+        """Extend every deadline by time in which this process was suspended, as far as a row saw it."""
         for rows in self._by_limit.values():
             for key, (wait, since_s) in rows.items():
-                rows[key] = (wait, since_s + by_s)
+                rows[key] = (wait, min(since_s + by_s, now_s))
 
     def expired(self, now_s: float) -> list[Wait]:
         """Return the rows whose limit is over. Each is returned once, and stays open without a limit."""

@@ -24,6 +24,9 @@ Post = Callable[[Event], None]
 class Runtime(Protocol):
     """Carries out the driver's requests and reports events. It decides nothing."""
 
+    replaces_collectors: bool
+    """True where `kill_collector` ends a collector and not the run."""
+
     def start(
         self, spec: RunSpec, collectors: Sequence[CollectorState], learner_state: StateTree | None
     ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ class InlineRuntime(LocalRuntime):
         super().__init__()
         self._events: deque[Event] = deque()
         self._servers: dict[int, CollectorServer] = {}
+        self._idle: dict[int, CollectorServer] = {}  # their collectors wait for something else than tickets
         self._evaluator: LazyEvaluator | None = None
 
     def start(
@@ -39,6 +39,7 @@ class InlineRuntime(LocalRuntime):
 
     def start_collector(self, index: int, state: CollectorState) -> None:
         """Make a collector."""
+        self._idle.pop(index, None)
         assignment = self._spec.collector(index, state)
         server = start(assignment, self._newest, self._events.append)
         if server is not None:
@@ -47,6 +48,7 @@ class InlineRuntime(LocalRuntime):
     def kill_collector(self, index: int, reason: str) -> None:
         """Forget a collector."""
         server = self._servers.pop(index, None)
+        self._idle.pop(index, None)
         if server is not None and not server.is_over:  # otherwise its `CollectorDown` is on the way
             self._events.append(CollectorDown(index, reason))
 
@@ -56,10 +58,17 @@ class InlineRuntime(LocalRuntime):
         if server is None:  # it raised, and its `CollectorDown` is on the way: the ticket is lost with it
             return
         server.accept(ticket)
+        self._advance(ticket.collector, server)
+
+    def _advance(self, index: int, server: CollectorServer) -> None:
         while server.patience_s == 0.0:
             server.step()
+        if server.patience_s is not None:
+            self._idle[index] = server
+        else:
+            self._idle.pop(index, None)
         if server.is_over:
-            del self._servers[ticket.collector]
+            del self._servers[index]
 
     def release(self, tickets: Sequence[int]) -> None:
         """Nothing to free: segments go by reference."""
@@ -81,13 +90,14 @@ class InlineRuntime(LocalRuntime):
         """Return what happened; with nothing to do, wait for the clock."""
         give_up_s = time.monotonic() + timeout_s
         while True:
-            for server in self._servers.values():
-                server.step()  # collectors that wait for something else than tickets
+            for index, server in list(self._idle.items()):
+                server.step()
+                self._advance(index, server)
             left_s = give_up_s - time.monotonic()
             if self._events or left_s <= 0.0:
                 return [self._events.popleft() for _ in range(len(self._events))]
-            patience = (server.patience_s for server in self._servers.values())
-            time.sleep(min(left_s, *(most_s for most_s in patience if most_s is not None), math.inf))
+            patience = (server.patience_s for server in self._idle.values())
+            time.sleep(min([left_s, *(most_s for most_s in patience if most_s is not None)]))
 
     def close(self, at_once: bool = False) -> None:
         """Drop the roles."""

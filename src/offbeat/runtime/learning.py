@@ -16,6 +16,7 @@ from typing import Any
 from offbeat.errors import OffbeatError, TrainError
 from offbeat.pacing.events import (
     Broken,
+    Checksum,
     EvalDone,
     Event,
     HealthChanged,
@@ -87,14 +88,15 @@ class LearnerExecutor:
         try:
             weights = on_cpu(published(self._learner))
             self._send_weights(version, weights)
-            checksum = weights_checksum(weights)
         except Exception:
             self._post(PublishFailed(version, _trace()))
         else:
+            checksum = Checksum()
             event = Published(version, perf_counter() - started_s, checksum)
             if self._by_reference:
                 self._published, self._weights = event, weights
             self._post(event)
+            checksum.set_result(weights_checksum(weights))  # takes as long as sending: nobody waits for it
 
     def _alias(self) -> OffbeatError | None:
         """Return an error when training changed the published weights: collectors then acted on newer ones.
@@ -104,7 +106,7 @@ class LearnerExecutor:
         before = self._published
         if before is None or before.checksum is None or self._degree == 0:
             return None
-        if weights_checksum(self._weights) == before.checksum:
+        if weights_checksum(self._weights) == before.checksum.result():
             return None
         return OffbeatError(
             f"the learner changed the weights of version {before.version} after it had published them, so "
@@ -196,6 +198,8 @@ class JobThread:
 
 class LocalRuntime(ABC):
     """Base of the runtimes whose learner lives in the driver's process."""
+
+    replaces_collectors = True
 
     _shares_weights = True
     """Collectors get the weights by reference."""

@@ -2,7 +2,7 @@
 
 Rank 0 sends the others what it does itself (load this state, train this batch), so that all go through the
 same steps; the learner's own code adds up what each rank computed. The others are `Peer`s: child processes
-here, and whatever else keeps the protocol, such as actors on other settings.
+here, and whatever else keeps the protocol, such as actors on other machines.
 """
 
 from __future__ import annotations

@@ -55,6 +55,7 @@ from offbeat.runtime.ray_actors import (
     Started,
 )
 from offbeat.runtime.ray_cluster import (
+    ACCEPT,
     CARRY,
     LIFE,
     STACK_WAIT_S,
@@ -88,6 +89,8 @@ Handler = Callable[[Future[Any]], None]
 
 class RayRuntime:
     """All roles in Ray actors; the coordinator in the calling process."""
+
+    replaces_collectors = True
 
     def __init__(self) -> None:
         self._cluster = Cluster()
@@ -257,13 +260,15 @@ class RayRuntime:
 
     def _send_tickets(self, collector: CollectorRef) -> None:
         """Send tickets with the newest weights, where the actor has not got them yet."""
-        while collector.waiting and collector.num_sent < _TICKETS_AHEAD and not collector.actor.is_gone:
+        most_sent = max(_TICKETS_AHEAD, collector.actor.capacity)
+        while collector.waiting and collector.num_sent < most_sent and not collector.actor.is_gone:
             ticket = collector.waiting.popleft()
             version, references = self._published
             sent = references if version > collector.weights_version else []
             collector.weights_version = version
             collector.num_sent += 1
-            answer, data = collector.actor.ask("collect", ticket, sent, num_returns=2)
+            collector.actor.ask("accept", ticket, sent, group=ACCEPT, num_returns=0)
+            answer, data = collector.actor.ask("collect", num_returns=2)
             self._then(answer, partial(self._on_collect, collector, data))
 
     def _on_collect(self, collector: CollectorRef, data: Any, future: Future[Any]) -> None:
@@ -499,13 +504,13 @@ class RayRuntime:
             text = f"{actor.component.replace('_', ' ')} raised while starting:\n{started.error}"
             self._down(actor, text, started.error)
             return
-        actor.is_up = True
+        actor.is_up, actor.capacity = True, started.capacity
         timeout_s = self._spec.settings.runtime.heartbeat_timeout_s or math.inf
         actor.pulse = Pulse(timeout_s, time.monotonic())
         if actor.component.startswith("collector"):
             pid = actor.pid if actor.node_id == self._node_id else None
             index = int(actor.component.rpartition("_")[2])
-            self._events.append(CollectorUp(index, started.capacity, pid))
+            self._events.append(CollectorUp(index, actor.capacity, pid))
         else:
             self._report(actor, "up")
 

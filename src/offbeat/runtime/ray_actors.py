@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import queue
 import sys
 import threading
 import time
@@ -24,15 +25,16 @@ import numpy as np
 import ray
 
 from offbeat.errors import OffbeatError, TrainError
-from offbeat.pacing.events import Broken, EvalDone, Event, RoundTrained, SegmentArrived
+from offbeat.pacing.events import Broken, CollectorDown, EvalDone, Event, RoundTrained, SegmentArrived
 from offbeat.roles import Evaluator
 from offbeat.runtime.base import thread_stacks
 from offbeat.runtime.learning import LazyEvaluator, LearnerExecutor
 from offbeat.runtime.ray_placement import Placement
-from offbeat.runtime.serve import CollectorServer, SyncTimeout, describe, make_collector
+from offbeat.runtime.serve import CollectorServer, SyncTimeout, describe, make_collector, serve
 from offbeat.runtime.shared import checksum, pack_object, unpack_object
 from offbeat.runtime.spec import Assignment, RunSpec, thread_limits
-from offbeat.types import Array, ArraySpec, Batch, StateTree, Ticket
+from offbeat.runtime.threads import QueueInbox
+from offbeat.types import Array, Batch, StateTree, Ticket
 
 Outcome = tuple[list[Event], list[Any]]
 """Events of a job, and the weights that it made, if any, or a reference to them."""
@@ -196,29 +198,45 @@ class WeightsReader:
 
 
 class CollectorActor(Actor):
-    """Answers tickets with segments."""
+    """Answers tickets with segments: its collector works in one thread and takes tickets from another."""
+
+    def __init__(self, env: ProcessEnv, payload: bytes) -> None:
+        super().__init__(env, payload)
+        self._inbox = QueueInbox()
+        self._answers: queue.SimpleQueue[tuple[bytes, Any]] = queue.SimpleQueue()
+        self._sent: deque[Any] = deque()
 
     def make(self, payload: Assignment[Any]) -> None:
         """Make the collector from its saved state."""
         self._weights = WeightsReader(payload)
-        self._sent: Sequence[Any] = ()
-        self._answers: deque[tuple[bytes, Any]] = deque()
-        collector = make_collector(payload, _allocate_once)
+        collector, index = make_collector(payload), payload.context.collector
         self.capacity = collector.capacity
-        self._server = CollectorServer(payload.context.collector, collector, self._newest, self._post)
+        server = CollectorServer(index, collector, self._newest, self._post)
 
-    def collect(self, ticket: Ticket, sent: Sequence[Any]) -> tuple[bytes, Any]:
-        """Collect one ticket; return the event without its data, and the data, which stays where it is."""
-        self._sent = sent or self._sent
-        self._server.accept(ticket)
-        while not self._answers and not self._server.is_over:
-            self._server.step()
-            if not self._answers:
-                time.sleep(self._server.patience_s or 0.0)
-        return self._answers.popleft() if self._answers else (cloudpickle.dumps(None), None)
+        def run() -> None:
+            try:
+                serve(server, self._inbox)
+            except BaseException as error:  # such as SystemExit, which would end this thread without a word
+                self._post(CollectorDown(index, f"collector {index} raised:\n{error!r}", raised=True))
+
+        threading.Thread(target=run, name="collector", daemon=True).start()
+
+    def accept(self, ticket: Ticket, sent: Sequence[Any]) -> None:
+        """Hand a ticket to the collector, with weights that are newer than those before."""
+        self._sent.extend(sent)
+        self._inbox.tickets.put(ticket)
+
+    def collect(self) -> tuple[bytes, Any]:
+        """Return the event of the next segment without its data, and the data, which stays where it is.
+
+        It waits for the collector; the driver limits how long that takes.
+        """
+        return self._answers.get()
 
     def _newest(self, at_least: int) -> tuple[int, Any]:
-        sent, self._sent = self._sent, ()
+        sent: Sequence[Any] = ()
+        while self._sent:
+            sent = (self._sent.popleft(),)
         return self._weights.get(at_least, sent)
 
     def _post(self, event: Event) -> None:
@@ -229,13 +247,7 @@ class CollectorActor(Actor):
             if num_bytes > _SMALL_BYTES:
                 data, segment = segment.data, replace(segment, data=None)
             event = replace(event, segment=segment, num_bytes=num_bytes)
-        self._answers.append((bytes(cloudpickle.dumps(event)), data))
-
-
-def _allocate_once(specs: dict[str, ArraySpec]) -> Callable[[], dict[str, Array]]:
-    """One set of arrays for all segments: Ray copies an answer before the next ticket begins."""
-    arrays = {name: spec.empty() for name, spec in specs.items()}
-    return lambda: dict(arrays)
+        self._answers.put((bytes(cloudpickle.dumps(event)), data))
 
 
 def _num_bytes(data: Any) -> int:

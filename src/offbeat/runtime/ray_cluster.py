@@ -23,9 +23,12 @@ _BECAUSE = ("The actor is dead because", "The actor died because")
 _CONNECT_TIMEOUT_S = 0.5
 _JOIN_TIMEOUT_S = 5.0
 STACK_WAIT_S = 1.0
-LIFE, CARRY, STORE = "life", "carry", "store"
-"""Concurrency groups: what an actor answers beside its work. To give is not to wait for what is carried."""
-_GROUPS = {LIFE: 2, CARRY: 4, STORE: 2}
+LIFE, CARRY, STORE, ACCEPT = "life", "carry", "store", "accept"
+"""Concurrency groups: what an actor answers beside its work. To give is not to wait for what is carried.
+
+One thread accepts tickets, so that they keep their order.
+"""
+_GROUPS = {LIFE: 2, CARRY: 4, STORE: 2, ACCEPT: 1}
 _CLASSES: dict[type[Actor], Any] = {}
 # A node that does not answer for about 5 s is dead; Ray's own default is about 30 s.
 _SEES_DEATH = {

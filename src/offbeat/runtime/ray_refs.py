@@ -54,6 +54,7 @@ class ActorRef:
     patience_s: float
     is_up: bool = False
     is_gone: bool = False
+    capacity: int = 1
     pid: int = 0
     node_id: str = ""
     pids: dict[str, int] = field(default_factory=dict)
@@ -89,7 +90,8 @@ class PendingSegment:
 class CollectorRef:
     """A collector's actor, what it was asked, and what comes from it.
 
-    Two tickets at most are with the actor, so that it need not wait for a round trip; the others wait here.
+    As many tickets as it wants to hold are with the actor, and two at least, so that it need not wait for a
+    round trip; the others wait here.
     """
 
     index: int

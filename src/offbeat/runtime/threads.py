@@ -46,6 +46,8 @@ class QueueInbox:
 class ThreadRuntime(LocalRuntime):
     """One thread per collector, one for the learner, one for asynchronous evaluation."""
 
+    replaces_collectors = False
+
     def __init__(self) -> None:
         super().__init__()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()

@@ -30,7 +30,6 @@ MOST_SENT = 64
 _READ_BYTES = 1 << 16
 _HEAD_BYTES = 64
 _FIRST_TAIL_BYTES = 1 << 12
-_BLOCKS_LOOKED_AT = 8
 _TO_WORKER = struct.Struct("8q")
 _TO_DRIVER = struct.Struct("7q2d")
 
@@ -192,8 +191,8 @@ class SegmentWriter:
         return _TO_DRIVER.pack(*numbers, segment.collect_s, state_s)
 
     def _take(self) -> Slot:
-        """Find a block that was released among those sent longest ago, or make one."""
-        for _ in range(min(_BLOCKS_LOOKED_AT, len(self._sent))):
+        """Find a block that was released, from the one sent longest ago, or make one."""
+        for _ in range(len(self._sent)):
             slot = self._sent.popleft()
             if not slot.block.words[0]:
                 return slot
