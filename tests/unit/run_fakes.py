@@ -17,6 +17,7 @@ from offbeat.pacing import Coordinator, PaceConfig
 from offbeat.pacing import events as pacing_events
 from offbeat.pacing.actions import Pace
 from offbeat.pacing.events import (
+    Checksum,
     CollectorDown,
     CollectorUp,
     EvalDone,
@@ -58,7 +59,8 @@ class FakeRuntime:
     the next time: the machine is suspended.
     """
 
-    def __init__(self, clock: Clock, silent: Sequence[str] = ()) -> None:
+    def __init__(self, clock: Clock, silent: Sequence[str] = (), replaces_collectors: bool = True) -> None:
+        self.replaces_collectors = replaces_collectors
         self.clock = clock
         self.silent = set(silent)
         self.calls: list[tuple[Any, ...]] = []
@@ -112,7 +114,7 @@ class FakeRuntime:
 
     def publish(self, version: int) -> None:
         self.calls.append(("publish", version))
-        self._answer("publish", Published(version, 0.0, version))
+        self._answer("publish", Published(version, 0.0, Checksum.of(version)))
 
     def snapshot(self) -> None:
         self.calls.append(("snapshot",))
@@ -164,6 +166,7 @@ class FakeRun:
         make_pace: Callable[[PaceConfig], Pace] = Coordinator,
         requests: deque[Request] | None = None,
         clock: Clock | None = None,
+        replaces_collectors: bool = True,
         **pace: Any,
     ) -> None:
         limits = limits or {}
@@ -175,7 +178,7 @@ class FakeRun:
             observe=ObserveConfig(**{**_QUIET, **limits.get("observe", {})}),
         )
         self.clock = Clock() if clock is None else clock
-        self.runtime = FakeRuntime(self.clock, silent)
+        self.runtime = FakeRuntime(self.clock, silent, replaces_collectors)
         self.requests: deque[Request] = deque() if requests is None else requests
         self.directory = directory
         unused = PerWorker(_no_role)

@@ -11,6 +11,7 @@ import pytest
 from offbeat.errors import ReplayError
 from offbeat.pacing.actions import Action, Checkpoint, Finish, Issue, Publish, Renew, Train
 from offbeat.pacing.events import (
+    Checksum,
     CollectorDown,
     CollectorUp,
     DialTurned,
@@ -83,7 +84,7 @@ class Replayed:
         version = self.pace.version
         batch = Batch(version, tuple(self.segment(number) for number in tickets), 1)
         new = self.tell(RoundTrained(version + 1, batch))
-        return new + self.tell(Published(version + 1, 0.0, checksum))
+        return new + self.tell(Published(version + 1, 0.0, Checksum.of(checksum)))
 
 
 def issued(actions: Sequence[Action]) -> list[int]:
@@ -270,7 +271,39 @@ def test_other_weights_end_it_and_name_the_round_and_its_tickets() -> None:
     one.train([0, 1], 101)
     one.arrive(3)
     assert one.train([2, 3], 999)[-1] == Finish("round 1 (tickets 2, 3) gave other weights than recorded")
-    assert one.pace.difference == Difference(1, (2, 3))
+    assert one.pace.difference == Difference(1, (2, 3), 1)
+
+
+def test_other_weights_of_the_start_are_not_blamed_on_a_round() -> None:
+    one = Replayed(pace_of())
+    one.tell(CollectorUp(0), CollectorUp(1), Published(0, 0.0, Checksum.of(99)))
+    assert str(one.pace.difference).startswith("the learner starts with other weights than recorded: ")
+    assert one.pace.difference == Difference(-1, (), -1)
+
+
+def test_other_weights_are_blamed_on_all_rounds_since_the_last_that_were_compared() -> None:
+    records = [*RECORDS[:-1], round_of(2, [4, 5]), segment(6, 0, 3), round_of(3, [6], (3, 103))]
+    one = Replayed(pace_of(records, until=4))
+    one.begin()
+    one.arrive(0, 1, 2)
+    one.train([0, 1], 101)
+    one.arrive(3)
+    one.train([2, 3], 999)
+    assert one.pace.difference is None
+    one.arrive(4, 5)
+    one.train([4, 5], 999)
+    assert one.pace.difference == Difference(2, (2, 3, 4, 5), 1)
+    assert str(one.pace.difference) == "rounds 1 to 2 (tickets 2, 3, 4, 5) gave other weights than recorded"
+
+
+def test_tickets_of_another_rollback_are_repeated_after_those_before_it() -> None:
+    again = [segment(1, 1, 0, rollbacks=1), segment(0, 0, 0, rollbacks=1)]
+    records = [segment(0, 0, 0), *again, round_of(0, [0, 1])]
+    one = Replayed(pace_of(records, until=1))
+    assert issued(one.begin()) == [0]
+    assert one.pace.rollbacks == 0
+    assert issued(one.arrive(0)) == [1, 0]
+    assert one.pace.rollbacks == 1
 
 
 def test_weights_that_were_not_recorded_are_not_compared() -> None:
@@ -282,7 +315,7 @@ def test_weights_that_were_not_recorded_are_not_compared() -> None:
 
 
 def test_a_round_of_many_tickets_is_named_in_a_line() -> None:
-    text = str(Difference(4, tuple(range(20))))
+    text = str(Difference(4, tuple(range(20)), 4))
     assert text == "round 4 (tickets 0, 1, 2, 3, 4, 5, 6, 7, …) gave other weights than recorded"
 
 

@@ -21,7 +21,7 @@ from offbeat.errors import (
     TrainError,
 )
 from offbeat.observe import Callback, FinishInfo, RoundInfo, ScheduleLog
-from offbeat.observe.events import read_events
+from offbeat.observe.events import EventLog, read_events
 from offbeat.pacing import Coordinator
 from offbeat.pacing.events import (
     Broken,
@@ -194,6 +194,38 @@ def test_a_run_whose_last_snapshot_came_late_has_ended_all_the_same(tmp_path: Pa
     assert run.of(Stalled) == []
 
 
+def test_a_request_to_stop_limits_the_last_snapshot_too(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path, silent=["snapshot"], checkpoint_at_end=True).start()
+    run.step_until(lambda: run.driver.finish is not None)
+    run.requests.append(StopRequested("interrupted by SIGTERM", within_s=8.0))
+    with pytest.raises(StallError, match="asked to stop, the run did not end in time"):
+        run.pass_time(10.0)
+    assert run.notices()[0].startswith("interrupted by SIGTERM: ")
+
+
+@pytest.mark.parametrize("when", [HealthChanged, RoundTrained, SnapshotTaken])
+def test_a_run_that_is_suspended_while_it_handles_an_event_still_ends_with_its_checkpoint(
+    when: type, tmp_path: Path
+) -> None:
+    run = stopped_in_a_round(tmp_path)
+    run.driver.observe({when: lambda event, now_s: jump()})
+
+    def jump() -> None:
+        run.clock.now_s += HOUR_S
+
+    run.runtime.silent.add("snapshot")
+    run.runtime.events.append(HealthChanged("evaluator", "up"))
+    run.steps(4)
+    run.runtime.finish_training()
+    run.steps(4)
+    run.runtime.silent.clear()
+    for _ in run.runtime.named("snapshot"):
+        run.runtime.snapshot()
+    run.complete()
+    assert len(run.of(Saved)) == 1
+    assert run.of(Stalled) == []
+
+
 def test_weights_that_were_published_at_the_end_are_not_waited_for(tmp_path: Path) -> None:
     limits = {"async_training": {"sync_timeout": 5.0}}
     run = FakeRun(tmp_path, silent=["snapshot"], limits=limits, checkpoint_at_end=True).start()
@@ -312,6 +344,30 @@ def test_a_collector_that_does_not_start_is_killed_and_started_again() -> None:
     assert run.runtime.named("kill_collector") == [(0, why), (1, why)]
     run.driver.step()
     assert len(run.runtime.named("start_collector")) == 4
+
+
+def test_a_collector_that_no_other_could_replace_may_start_as_late_as_it_likes() -> None:
+    run = FakeRun(num_workers=1, limits={"runtime": {"start_timeout_s": 5.0}}, replaces_collectors=False)
+    run.runtime.silent.add("start_collector")
+    run.start()
+    run.pass_time(60.0)
+    assert run.runtime.named("kill_collector") == []
+    rows = [str(row) for row in run.driver.waits.rows(run.clock.now_s)]
+    assert any(row.startswith("round 0 waits for collector_0 to start since 6") for row in rows)
+    assert any(row.endswith("(no limit)") for row in rows)
+    assert run.driver.waits.phase() == "starting"
+    run.runtime.events.append(CollectorUp(0))
+    run.complete()
+
+
+def test_a_replacement_that_starts_does_not_hide_the_phase_of_the_run() -> None:
+    run = FakeRun(silent=["train"], off_policy_degree=2).start()
+    assert run.driver.waits.phase() == "starting"
+    run.step_until(lambda: run.runtime.batch is not None)
+    run.runtime.silent.add("start_collector")
+    run.runtime.kill_collector(0, "killed")
+    run.driver.step()
+    assert run.driver.waits.phase() == "training round 0"
 
 
 def test_a_replacement_that_is_lost_at_once_waits_before_the_next() -> None:
@@ -464,6 +520,16 @@ def test_closed_gates_are_no_stall() -> None:
     run.requests.append(GatesSet(collect=False, until=3))
     run.complete()
     assert run.of(Stalled) == []
+
+
+def test_a_run_in_which_nothing_happens_after_its_warm_up_stalls_as_soon_as_any_other() -> None:
+    limits = {"async_training": {"generation_timeout": 1000.0, "batch_timeout": 20.0}}
+    run = FakeRun(
+        silent=["collect"], limits=limits, mode="replay", warmup_s=19.0, off_policy_degree=1
+    ).start()
+    with pytest.raises(StallError, match="nothing happened for 20 s"):
+        run.pass_time(100.0)
+    assert run.clock.now_s == pytest.approx(1039.0, abs=1.0)
 
 
 def test_to_warm_up_is_no_stall() -> None:
@@ -689,6 +755,22 @@ def test_faults_of_files_become_notices() -> None:
     run.driver.close(None)
     assert run.notices() == ["the disk is full", "at the very end"]
     assert run.kinds()[-1] == "Finished"
+
+
+def test_faults_of_the_last_writes_are_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = FakeRun(tmp_path)
+    run.write_files()
+    run.start().complete()
+
+    def full(journal: Any, lines: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(EventLog, "_write", full)
+    run.driver.close(None)
+    assert "No space left on device" in caplog.text
+    assert not run.driver.faults
 
 
 class Failing(Callback):

@@ -92,11 +92,19 @@ def test_time_in_which_the_process_was_suspended_counts_for_nobody() -> None:
     waits = Waits()
     waits.begin(wait("a", 10.0), 0.0)
     waits.begin(wait("b", 60.0), 2.0)
-    waits.shift(3600.0)
+    waits.shift(3600.0, 3605.0)
     assert waits.next_s() == 3610.0
     assert waits.expired(3609.0) == []
     assert [row.waited_s for row in waits.rows(3609.0)] == [9.0, 7.0]
     assert keys(waits.expired(3610.5)) == ["a"]
+
+
+def test_a_row_that_began_after_a_suspension_is_not_extended_by_it() -> None:
+    waits = Waits()
+    waits.begin(wait("before", 10.0), 0.0)
+    waits.begin(wait("after", 60.0), 3600.0)
+    waits.shift(3600.0, 3601.0)
+    assert [row.waited_s for row in waits.rows(3602.0)] == [2.0, 1.0]
 
 
 def test_the_next_deadline_is_the_earliest_of_all_limits() -> None:
@@ -167,8 +175,8 @@ class Naive:
     def end(self, key: Hashable) -> None:
         self.rows = [row for row in self.rows if row[0].key != key]
 
-    def shift(self, by_s: float) -> None:
-        self.rows = [(one, since_s + by_s, limit_s) for one, since_s, limit_s in self.rows]
+    def shift(self, by_s: float, now_s: float) -> None:
+        self.rows = [(one, min(since_s + by_s, now_s), limit_s) for one, since_s, limit_s in self.rows]
 
     def expired(self, now_s: float) -> set[Hashable]:
         found = {one.key for one, since_s, limit_s in self.rows if now_s - since_s > limit_s}
@@ -205,9 +213,9 @@ def test_the_table_does_what_a_plain_list_does(steps: list[tuple[str, int, float
             waits.end(key)
             naive.end(key)
         elif what == "shift":
-            waits.shift(later_s)
-            naive.shift(later_s)
             now_s += later_s
+            waits.shift(later_s, now_s)
+            naive.shift(later_s, now_s)
         else:
             found = keys(waits.expired(now_s))
             assert len(found) == len(set(found))

@@ -107,7 +107,9 @@ class ScheduleRecorder:
 
     def _weights(self) -> str:
         published = self._newest
-        checksum = None if published is None or published.checksum is None else published.checksum.result()
+        if published is None or published.checksum is None:
+            return ""
+        checksum = published.checksum.result()
         return "" if checksum is None else f',"weights":[{published.version},{checksum}]'
 
     def _trained(self, event: RoundTrained, now_s: float) -> None:
