@@ -16,12 +16,13 @@ from offbeat import PerWorker, Pipeline
 from offbeat.config.models import RuntimeConfig
 from offbeat.config.settings import Settings
 from offbeat.pacing.events import Broken, CollectorDown, CollectorUp, Published, SegmentArrived
-from offbeat.runtime import RUNTIMES, make_runtime
+from offbeat.runtime import RUNTIMES, make_runtime, serve
+from offbeat.runtime.serve import CollectorServer
 from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.types import Progress, Segment, Ticket
 from tests.integration.test_runtimes import ChecksSlots, InPlace, Saved
 
-KINDS = ("inline", "threads", "processes")
+KINDS = ("inline", "threads", "processes")  # Ray: test_ray_collectors.py
 
 
 class Reversed:
@@ -169,6 +170,86 @@ def test_collector_of_its_own_kind_runs_in_a_pipeline(kind: str) -> None:
         num_workers=2,
     )
     assert pipeline.run(rounds=10).counts.trained == 20
+
+
+class Pair:
+    """Makes its segments two at a time: it has to hold both tickets."""
+
+    capacity = 2
+
+    def __init__(self, context: Any) -> None:
+        self.tickets: list[Ticket] = []
+        self.version = -1
+
+    def accept(self, ticket: Ticket, begun: Any = None, script: Sequence[int] = ()) -> None:
+        self.tickets.append(ticket)
+
+    def load(self, version: int, weights: Any) -> None:
+        self.version = version
+
+    def advance(self) -> Progress:
+        if len(self.tickets) < 2:
+            return Progress(idle=True)
+        tickets, self.tickets = self.tickets, []
+        return Progress(tuple(Segment(one, one.number, np.array([self.version])) for one in tickets))
+
+    def state_dict(self) -> Any:
+        return None
+
+    def load_state_dict(self, state: Any) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_collector_holds_as_many_tickets_as_it_wants(kind: str) -> None:
+    with running(kind, Pair) as runtime:
+        for number in range(4):
+            runtime.collect(Ticket(number, 0, 0, 0, seed=0))
+        arrived = wait_for(runtime, SegmentArrived, 4)
+    assert [event.segment.data for event in arrived] == [0, 1, 2, 3]
+
+
+class LeavesInAdvance(Pair):
+    def advance(self) -> Progress:
+        raise SystemExit(3)
+
+
+@pytest.mark.parametrize("kind", ["processes"])
+def test_collector_that_ends_its_process_is_reported(kind: str) -> None:
+    with running(kind, LeavesInAdvance) as runtime:
+        runtime.collect(Ticket(0, 0, 0, 0, seed=0))
+        assert wait_for(runtime, CollectorDown)[0].collector == 0
+
+
+def test_threads_wait_for_a_collector_that_takes_long_to_be_made() -> None:
+    def slow(context: Any) -> Any:
+        time.sleep(1.0)
+        return lambda ticket, weights: 1.0
+
+    limits = RuntimeConfig(kind="threads", num_workers=1, start_timeout_s=0.2)
+    pipeline = Pipeline(
+        collect=PerWorker(slow),
+        train=lambda batch: None,
+        weights=lambda: {"w": 1.0},
+        settings=Settings(runtime=limits),
+    )
+    assert pipeline.run(rounds=2).version == 2
+
+
+def test_collectors_without_tickets_are_not_looked_at_inline() -> None:
+    class Steps(CollectorServer):
+        def step(self) -> None:
+            steps.append(self._index)
+            super().step()
+
+    steps: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serve, "CollectorServer", Steps)
+        with running("inline", Elsewhere, num_collectors=3) as runtime:
+            runtime.collect(Ticket(0, 1, 0, 0, seed=0))
+            wait_for(runtime, SegmentArrived)
+            runtime.wait(0.0)
+    assert set(steps) == {1}
 
 
 def num_descriptors() -> int:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import offbeat
-from offbeat.errors import OffbeatError, ReplayError
+from offbeat.errors import ConfigError, OffbeatError, ReplayError
 from offbeat.observe.events import read_schedule
 from offbeat.replay import StreamStore
 from offbeat.types import Segment
@@ -200,6 +200,11 @@ def test_replay_cannot_stop_where_the_run_was_never(until: int, recorded: Any, t
     with pytest.raises(ReplayError, match=f"choose 1 to {ROUNDS}"):
         offbeat.replay_run(recorded.run_dir, until=until, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_directory_without_a_version_is_refused(recorded: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--to"):
+        offbeat.replay_run(recorded.run_dir, out=tmp_path / "out")
 
 
 @pytest.mark.parametrize("kind", ["inline", "processes"])

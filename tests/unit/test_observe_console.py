@@ -164,6 +164,19 @@ def test_the_live_display_shows_what_matters(monkeypatch: pytest.MonkeyPatch) ->
         assert text in shown
 
 
+@pytest.mark.parametrize("report", ["[episode 3/10]", "[/] epoch 1", "[/x]", "half [ of"])
+def test_reports_of_progress_are_shown_as_they_are(report: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream, clock = Terminal(), Clock()
+    console = make_console("rich", SUMMARY, stream=stream, clock=clock)
+    console.on_start(RunInfo(SUMMARY, RunControl(print, print, print), resumed_from=None))
+    clock.now_s += 1.0
+    console.refresh(lambda: f"training round 1: {report}")
+    console.on_finish(FinishInfo(1, "done", 1.0, {}))
+    assert f"training round 1: {report}" in stream.getvalue()
+
+
 def test_the_live_display_is_drawn_at_most_four_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     stream, clock = Terminal(), Clock()

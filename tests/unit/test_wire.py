@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from offbeat.runtime.shared import Address
+from offbeat.runtime import wire
+from offbeat.runtime.shared import Address, Block
 from offbeat.runtime.wire import (
     DOWN,
     SEGMENT,
     DriverInput,
     SegmentReader,
     SegmentWriter,
+    Slot,
     ToDriver,
     WorkerInput,
     pack_text,
@@ -141,6 +143,31 @@ def test_blocks_that_are_released_late_are_found_again() -> None:
                 slot.release()
             slots = slots[: (number % 3 == 0)]
     assert len(reader._slots) < 60
+
+
+@pytest.mark.parametrize("outstanding", [8, 100])
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_worker_makes_as_many_blocks_as_it_has_segments_outstanding(
+    outstanding: int, in_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    create = Block.create
+
+    def noting(size: int) -> Block:
+        sizes.append(size)
+        return create(size)
+
+    monkeypatch.setattr(wire.Block, "create", noting)
+    writer, rng = SegmentWriter(SPECS), np.random.default_rng(0)
+    slots: list[Slot] = []
+    for _ in range(30 * outstanding):
+        writer.arrays()
+        writer.write(segment_of(TICKET_7, None), None)
+        slots.append(writer._sent[-1])
+        if len(slots) == outstanding:
+            for _ in range(4):
+                slots.pop(0 if in_order else int(rng.integers(len(slots)))).release()
+    assert len(sizes) == outstanding
 
 
 def test_block_that_is_too_small_grows_and_keeps_its_arrays() -> None:
