@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from collections import OrderedDict
@@ -122,7 +123,24 @@ def test_what_is_published_carries_its_checksum(weights: Any) -> None:
     executor.publish(3)
     (event,) = events
     assert isinstance(event, Published)
-    assert (event.version, event.checksum) == (3, weights_checksum(weights))
+    assert event.checksum is not None
+    assert (event.version, event.checksum.result()) == (3, weights_checksum(weights))
+
+
+def test_collectors_do_not_wait_for_the_checksum() -> None:
+    is_known: list[bool] = []
+
+    def post(event: Any) -> None:
+        is_known.append(event.checksum.done())
+        events.append(event)
+
+    events: list[Published] = []
+    LearnerExecutor(Learner({"w": np.ones(3)}), lambda version, sent: None, post).publish(3)  # type: ignore[arg-type]
+    assert is_known == [False]
+    (event,) = events
+    assert event.checksum is not None and event.checksum.done()
+    travelled = pickle.loads(pickle.dumps(event))
+    assert travelled.checksum.result() == event.checksum.result()
 
 
 class Trains(Learner):

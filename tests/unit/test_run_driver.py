@@ -253,6 +253,7 @@ WAITS = {
 }
 """Every deadline of a run."""
 OF_RUNTIMES = {
+    "runtime.start_timeout_s",  # Ray's learner, store and evaluator, and ranks; collectors: a row of Waits
     "runtime.heartbeat_timeout_s",  # signs of life of processes and actors
     "runtime.ray.start_timeout_s",  # resources of a cluster
     "learner.timeout_s",  # ranks, among themselves

@@ -383,7 +383,10 @@ class RuntimeConfig(Section):
     )
     ray: RayConfig = Field(default=RayConfig(), description="The Ray runtime.")
     start_timeout_s: float = Field(
-        default=60.0, gt=0, description="Longest start of a collector's process, in seconds."
+        default=60.0,
+        gt=0,
+        description="Longest start of a collector's process, in seconds; of each of a learner's ranks and of"
+        " all actors on Ray, too. Threads may take longer.",
     )
     train_timeout_s: float = Field(
         default=3600.0, gt=0, description="Longest round of the learner, in seconds; then the run ends."
