@@ -443,6 +443,7 @@ class InstantRuntime:
     """Every ticket has its segment at the next `wait`, which returns at most ``at_once`` answers."""
 
     at_once = 32
+    replaces_collectors = True
 
     def __init__(self) -> None:
         self._events: deque[Any] = deque()
