@@ -141,11 +141,10 @@ def test_a_difference_lies_in_the_rounds_since_weights_were_published(
     report = pipeline(tmp_path, settings=settings, degree=4).replay()
     assert not report.identical
     assert report.difference is not None
-    assert report.difference.first <= 5 <= report.difference.round
+    assert report.difference.last is not None
+    assert report.difference.round <= 5 <= report.difference.last
     assert changed in report.difference.tickets
-    assert str(report.difference).startswith(
-        f"rounds {report.difference.first} to {report.difference.round} ("
-    )
+    assert str(report.difference).startswith("one of rounds ")
 
 
 def test_a_replay_starts_no_observers_outside_of_its_directory(

@@ -352,7 +352,7 @@ def test_eval_of_the_best_says_when_none_has_a_score(
 def test_replay_fails_when_weights_differ(
     api: Calls, capsys: pytest.CaptureFixture[str], identical: bool, code: int
 ) -> None:
-    difference = None if identical else Difference(3, (6, 7), 3)
+    difference = None if identical else Difference(3, (6, 7))
     report = ReplayReport(identical, "aa", "bb", 7, difference=difference)
     api.answers["replay_run"] = lambda: report
     assert run("replay", "runs/x") == code

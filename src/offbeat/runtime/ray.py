@@ -261,25 +261,33 @@ class RayRuntime:
     def _send_tickets(self, collector: CollectorRef) -> None:
         """Send tickets with the newest weights, where the actor has not got them yet."""
         most_sent = max(_TICKETS_AHEAD, collector.actor.capacity)
-        while collector.waiting and collector.num_sent < most_sent and not collector.actor.is_gone:
+        while (
+            collector.waiting
+            and collector.num_asked - collector.num_answered < most_sent
+            and not collector.actor.is_gone
+        ):
             ticket = collector.waiting.popleft()
             version, references = self._published
             sent = references if version > collector.weights_version else []
             collector.weights_version = version
-            collector.num_sent += 1
             collector.actor.ask("accept", ticket, sent, group=ACCEPT, num_returns=0)
             answer, data = collector.actor.ask("collect", num_returns=2)
-            self._then(answer, partial(self._on_collect, collector, data))
+            self._then(answer, partial(self._on_collect, collector, collector.num_asked, data))
+            collector.num_asked += 1
 
-    def _on_collect(self, collector: CollectorRef, data: Any, future: Future[Any]) -> None:
-        if collector.actor.is_gone:
-            return
+    def _on_collect(self, collector: CollectorRef, place: int, data: Any, future: Future[Any]) -> None:
+        """Take answers in the order in which they were asked for: Ray may hand them over in another one."""
+        collector.answers[place] = (data, future)
+        while (found := collector.answers.pop(collector.num_answered, None)) and not collector.actor.is_gone:
+            collector.num_answered += 1
+            self._take_answer(collector, *found)
+
+    def _take_answer(self, collector: CollectorRef, data: Any, future: Future[Any]) -> None:
         if (error := future.exception()) is not None:
             raised = isinstance(error, ray.exceptions.RayTaskError)  # what it collected cannot be sent
             text = f"collector {collector.index} raised:\n{error}"
             self._collector_down(collector, text if raised else how_it_ended(collector.actor, error), raised)
             return
-        collector.num_sent -= 1
         try:
             event = pickle.loads(future.result())
         except Exception as unreadable:  # such as an object whose module is not there

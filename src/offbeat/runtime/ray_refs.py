@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,7 +97,9 @@ class CollectorRef:
 
     index: int
     actor: ActorRef
-    num_sent: int = 0
+    num_asked: int = 0
+    num_answered: int = 0
+    answers: dict[int, tuple[Any, Future[Any]]] = field(default_factory=dict)  # by place, not taken yet
     weights_version: int = -1
     waiting: deque[Ticket] = field(default_factory=deque)
     arriving: deque[PendingSegment] = field(default_factory=deque)
