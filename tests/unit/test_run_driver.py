@@ -203,7 +203,7 @@ def test_a_request_to_stop_limits_the_last_snapshot_too(tmp_path: Path) -> None:
     assert run.notices()[0].startswith("interrupted by SIGTERM: ")
 
 
-@pytest.mark.parametrize("when", [HealthChanged, RoundTrained, SnapshotTaken])
+@pytest.mark.parametrize("when", [HealthChanged, RoundTrained])
 def test_a_run_that_is_suspended_while_it_handles_an_event_still_ends_with_its_checkpoint(
     when: type, tmp_path: Path
 ) -> None:
@@ -223,6 +223,31 @@ def test_a_run_that_is_suspended_while_it_handles_an_event_still_ends_with_its_c
         run.runtime.snapshot()
     run.complete()
     assert len(run.of(Saved)) == 1
+    assert run.of(Stalled) == []
+
+
+def test_a_run_that_is_suspended_while_it_saves_still_ends_with_its_last_checkpoint(tmp_path: Path) -> None:
+    run = FakeRun(
+        tmp_path, silent=["snapshot"], checkpoint_interval=1, checkpoint_at_end=True, off_policy_degree=1
+    )
+    run.write_files()
+    run.start()
+    run.step_until(lambda: bool(run.runtime.named("snapshot")))
+    run.runtime.silent = {"train"}
+    run.runtime.batch = None
+    run.step_until(lambda: run.runtime.batch is not None)
+    run.requests.append(StopRequested("interrupted by SIGTERM", within_s=8.0))
+    run.driver.step()
+
+    def jump(event: Saved, now_s: float) -> None:
+        run.clock.now_s += HOUR_S
+
+    run.driver.observe({Saved: jump})
+    run.runtime.snapshot()
+    run.steps(4)
+    run.runtime.finish_training()
+    run.complete()
+    assert run.of(Saved)[-1].version == run.pace.version
     assert run.of(Stalled) == []
 
 
