@@ -85,7 +85,8 @@ def test_runs_without_an_evaluator_train_and_say_that_they_cannot_be_evaluated(
     with pytest.raises(SystemExit) as ended:
         main(["eval", str(run)])
     assert ended.value.code == 2
-    said = capfd.readouterr().err.strip()
+    note, said = capfd.readouterr().err.strip().splitlines()
+    assert note.startswith("note: this runs code of tests.unit.test_algorithm_roles")
     assert said.startswith("error: the algorithm 'tests.unit.test_algorithm_roles:BARE' has no evaluator")
     assert len(said.splitlines()) == 1
 

@@ -184,7 +184,7 @@ def test_wrapped_environments_show_what_the_wrapper_shows_and_are_saved() -> Non
 @pytest.mark.parametrize(
     ("wrapper", "words"),
     [
-        ("os:system", "os:system is a builtin_function_or_method, not a subclass of gymnasium.Wrapper"),
+        ("os:system", "os is a module of Python itself"),
         (f"{HERE}:called", "is a function, not a subclass"),
         (f"{HERE}:Showing", "is the class Showing, not a subclass of gymnasium.Wrapper$"),
         ("gymnasium.wrappers.vector:ClipReward", "vector environments: take the one of gymnasium.wrappers"),
@@ -305,7 +305,6 @@ def test_check_and_doctor_say_it_in_one_line(tmp_path: Path, capfd: pytest.Captu
         with pytest.raises(SystemExit) as ended:
             main(verb)
         assert ended.value.code != 0
-        said = capfd.readouterr().err
+        note, said = capfd.readouterr().err.splitlines()
+        assert note.startswith("note: this runs code of")
         assert "must return" in said
-        assert "Traceback" not in said
-        assert len(said.splitlines()) == 1

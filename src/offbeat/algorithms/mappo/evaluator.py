@@ -72,6 +72,7 @@ class TeamEvaluator:
         team, num_envs = self._team, self._team.num_envs
         self._policy.reset()
         self._policy.seed(seed)
+        kind = "" if deterministic == self._config.deterministic else ", actions drawn"
         missing = quotas(episodes, num_envs)
         view = team.reset(seed)
         totals, steps = np.zeros(num_envs), np.zeros(num_envs, np.int64)
@@ -92,7 +93,7 @@ class TeamEvaluator:
                 lengths.append(int(steps[env]))
                 if result.success is not None:
                     successes.append(bool(result.success[env]))
-                report_progress(f"episode {len(returns)} of {episodes}")
+                report_progress(f"episode {len(returns)} of {episodes}{kind}")
             missing[ended] -= 1
             totals[ended], steps[ended] = 0, 0
             check_length(steps)

@@ -37,6 +37,7 @@ class PPOEvaluator:
 
     def _play(self, seed: int, episodes: int, deterministic: bool) -> tuple[list[float], list[int]]:
         num_envs, rng = self._world.num_envs, np.random.default_rng(seed)
+        kind = "" if deterministic == self._config.deterministic else ", actions drawn"
         missing = quotas(episodes, num_envs)
         obs, memory = self._world.reset(seed), initial_memory(self._spec, num_envs)
         totals, steps = np.zeros(num_envs), np.zeros(num_envs, np.int64)
@@ -54,7 +55,7 @@ class PPOEvaluator:
             for env in np.flatnonzero(ended & (missing > 0)):
                 returns.append(float(totals[env]))
                 lengths.append(int(steps[env]))
-                report_progress(f"episode {len(returns)} of {episodes}")
+                report_progress(f"episode {len(returns)} of {episodes}{kind}")
             missing[ended] = np.maximum(missing[ended] - 1, 0)
             totals[ended], steps[ended] = 0, 0
             check_length(steps)
