@@ -251,7 +251,7 @@ def test_collector_whose_state_cannot_be_saved_is_refused_before_round_1(tmp_pat
 def test_weights_that_cannot_be_saved_cost_evaluations_only(tmp_path: Path) -> None:
     class Odd(Counter):
         def weights(self) -> Any:
-            return {"net": print}
+            return {"net": len}
 
     report = pipeline(tmp_path / "run", offbeat.PerWorker(lambda context: Odd())).run(3)
     assert report.save_error == ""

@@ -245,7 +245,7 @@ def all_names(rng: random.Random) -> list[str]:
     for module in list(sys.modules.values()):
         for name, value in list(vars(module).items()) if isinstance(module, types.ModuleType) else ():
             if issubclass(type(value), types.ModuleType):
-                inner = rng.choice(dir(value) or ["x"])
+                inner = rng.choice(list(vars(value)) or ["x"])  # dir() loads a lazy module
                 names.append(f"{module.__name__}:{name}.{inner}")
             elif callable(value):
                 names.append(f"{module.__name__}:{name}")

@@ -177,7 +177,7 @@ def _object(decoder: _Decoder, index: int, node: Node, old: Any) -> Any:
     name, attrs = node["class"], node["attrs"]
     made = old
     if old is _NONE_SUCH or global_name(type(old)) != name or not decoder.claim(old):
-        made = _new_object(decoder, name, attrs)
+        made = _new_object(decoder, name, attrs, old)
     cls: Any = type(made)
     layout = layout_of(cls)
     if layout is None or not is_object(cls):
@@ -200,15 +200,21 @@ def _object(decoder: _Decoder, index: int, node: Node, old: Any) -> Any:
     return made
 
 
-def _new_object(decoder: _Decoder, name: str, attrs: dict[str, Any]) -> Any:
+def _new_object(decoder: _Decoder, name: str, attrs: dict[str, Any], old: Any) -> Any:
     if name == "types:SimpleNamespace":
         return types.SimpleNamespace()
-    cls = decoder.find(name)
+    cls = _class_of(decoder, name, old)
     # A class with __del__ would run its code when the state is dropped.
     is_plain = isinstance(cls, type) and is_object(cls) and not hasattr(cls, "__del__")
     if not is_plain or [] in attrs.values():
         raise _missing(f"an object of class {name}")
     return object.__new__(cls)
+
+
+def _class_of(decoder: _Decoder, name: str, old: Any) -> Any:
+    """Return the class of this name: that of what the environment has in its place, or one of its own."""
+    is_same = old is not _NONE_SUCH and global_name(type(old)) == name
+    return type(old) if is_same else decoder.find(name)
 
 
 def _refuse_shadows(cls: type[Any], names: Iterable[str]) -> None:
@@ -242,8 +248,7 @@ def _space(decoder: _Decoder, _: int, node: Node, old: Any) -> Any:
 
 
 def _enum(decoder: _Decoder, _: int, node: Node, old: Any) -> Any:
-    is_same = old is not _NONE_SUCH and global_name(type(old)) == node["class"]
-    cls = type(old) if is_same else decoder.find(node["class"])
+    cls = _class_of(decoder, node["class"], old)
     if not issubclass(cls, enum.Enum):
         raise _missing(f"a member of {node['class']}")
     return cls(decoder.decode(node["value"]))
@@ -263,8 +268,7 @@ def _tuple(decoder: _Decoder, _: int, node: Node, old: Any) -> Any:
     items = decoder.decode_all(node["items"], old)
     if "class" not in node:
         return tuple(items)
-    is_same = old is not _NONE_SUCH and global_name(type(old)) == node["class"]
-    cls = type(old) if is_same else decoder.find(node["class"])
+    cls = _class_of(decoder, node["class"], old)
     if not issubclass(cls, tuple) or len(getattr(cls, "_fields", ())) != len(items):
         raise _missing(f"a tuple of class {node['class']}")
     return tuple.__new__(cls, items)
