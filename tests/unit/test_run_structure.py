@@ -78,6 +78,11 @@ def test_the_earlier_driver_is_gone(name: str) -> None:
     assert not (SOURCE / name).exists()
 
 
+def test_the_loop_that_serves_a_collector_fits_on_a_page() -> None:
+    assert len((SOURCE / "runtime" / "serve.py").read_text().splitlines()) <= 120
+    assert [path for path in SOURCE.rglob("*.py") if "CollectorRunner" in path.read_text()] == []
+
+
 def test_only_the_driver_passes_events_on() -> None:
     """Each fact is made once and passes one place."""
     found = {

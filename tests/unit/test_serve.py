@@ -12,7 +12,8 @@ import pytest
 from offbeat.errors import EnvError
 from offbeat.pacing.events import CollectorDown, CollectorUp, SegmentArrived
 from offbeat.roles import Collector, PerWorker, WorkerContext
-from offbeat.runtime.serve import CollectorServer, SyncTimeout, as_collector, serve, start
+from offbeat.runtime.adapting import as_collector
+from offbeat.runtime.serve import CollectorServer, SyncTimeout, serve, start
 from offbeat.runtime.spec import Assignment
 from offbeat.types import Progress, Segment, Ticket
 

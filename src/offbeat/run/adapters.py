@@ -20,7 +20,7 @@ from offbeat.roles import (
     has_state,
     state_of,
 )
-from offbeat.runtime.serve import check_collector
+from offbeat.runtime.adapting import check_collector
 from offbeat.types import Batch, Metrics, StateTree
 
 
@@ -92,7 +92,7 @@ def _made(adapt: Callable[[Any], Any], make: Callable[[WorkerContext], Any], con
 def as_collect(collect: Any) -> PerWorker[Any]:
     """Accept a function, an object with ``collect``, a `Collector`, or a `PerWorker` of any of them.
 
-    What a `PerWorker` makes is checked and adapted by `offbeat.runtime.serve.as_collector`.
+    What a `PerWorker` makes is checked and adapted by `offbeat.runtime.adapting.as_collector`.
     """
     if isinstance(collect, PerWorker):
         return collect

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from offbeat.errors import OffbeatError
 from offbeat.pacing.events import Event
 from offbeat.roles import Learner, progress_to
 from offbeat.types import Batch, StateTree, Ticket
@@ -127,6 +128,13 @@ def close_learner(learner: Learner) -> None:
     """End the processes of a learner that has any of its own."""
     if isinstance(learner, ManyRanks):
         learner.close()
+
+
+def describe(error: Exception) -> str:
+    """Return the message of an error that has one for users, or else its traceback."""
+    if isinstance(error, OffbeatError):
+        return str(error)
+    return "".join(traceback.format_exception(error)).rstrip()
 
 
 def with_stack(text: str, stack: str) -> str:

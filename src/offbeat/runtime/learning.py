@@ -26,9 +26,8 @@ from offbeat.pacing.events import (
     SnapshotTaken,
 )
 from offbeat.roles import Evaluator, Learner, published, state_of
-from offbeat.runtime.base import ManyRanks, Post, close_learner, keep_progress, thread_stacks
+from offbeat.runtime.base import ManyRanks, Post, close_learner, describe, keep_progress, thread_stacks
 from offbeat.runtime.checksum import weights_checksum
-from offbeat.runtime.serve import describe
 from offbeat.runtime.spec import Assignment, RunSpec
 from offbeat.types import Batch, StateTree
 

@@ -28,10 +28,9 @@ from offbeat.pacing.events import (
     HealthChanged,
     SegmentArrived,
 )
-from offbeat.runtime.base import with_stack
+from offbeat.runtime.base import describe, with_stack
 from offbeat.runtime.children import WorkerProcess
 from offbeat.runtime.learning import JobThread, LocalRuntime
-from offbeat.runtime.serve import describe
 from offbeat.runtime.shared import Address, WeightsWriter
 from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.runtime.wire import (

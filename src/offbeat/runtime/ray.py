@@ -45,6 +45,7 @@ try:
 except ImportError:
     raise ConfigError('runtime.kind=ray needs Ray: pip install "offbeat[ray]"') from None
 
+from offbeat.runtime.base import describe
 from offbeat.runtime.ray_actors import (
     Actor,
     CollectorActor,
@@ -73,7 +74,6 @@ from offbeat.runtime.ray_refs import (
     RemoteSegmentData,
     how_it_ended,
 )
-from offbeat.runtime.serve import describe
 from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.runtime.supervision import Pulse, process_state
 from offbeat.types import Batch, StateTree, Ticket

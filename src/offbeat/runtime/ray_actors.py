@@ -27,10 +27,11 @@ import ray
 from offbeat.errors import OffbeatError, TrainError
 from offbeat.pacing.events import Broken, CollectorDown, EvalDone, Event, RoundTrained, SegmentArrived
 from offbeat.roles import Evaluator
-from offbeat.runtime.base import thread_stacks
+from offbeat.runtime.adapting import make_collector
+from offbeat.runtime.base import describe, thread_stacks
 from offbeat.runtime.learning import LazyEvaluator, LearnerExecutor
 from offbeat.runtime.ray_placement import Placement
-from offbeat.runtime.serve import CollectorServer, SyncTimeout, describe, make_collector, serve
+from offbeat.runtime.serve import CollectorServer, SyncTimeout, serve
 from offbeat.runtime.shared import checksum, pack_object, unpack_object
 from offbeat.runtime.spec import Assignment, RunSpec, thread_limits
 from offbeat.runtime.threads import QueueInbox

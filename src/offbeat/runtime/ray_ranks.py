@@ -10,11 +10,11 @@ from typing import Any
 
 import ray
 
+from offbeat.runtime.base import describe
 from offbeat.runtime.ranks import Answer, Follower, Peer, PeerGone, RankAssignment, Request
 from offbeat.runtime.ray_actors import Actor, ProcessEnv, Started
 from offbeat.runtime.ray_cluster import LIFE, STACK_WAIT_S, cause_of, kill_actor, make_actor
 from offbeat.runtime.ray_placement import Placement
-from offbeat.runtime.serve import describe
 from offbeat.runtime.spec import RunSpec
 
 

@@ -43,7 +43,7 @@ class CollectorState:
 class RunSpec:
     """Roles, settings and seed of a run. ``log_dir`` None: workers write to the terminal.
 
-    ``collect`` makes what `offbeat.runtime.serve.as_collector` takes.
+    ``collect`` makes what `offbeat.runtime.adapting.as_collector` takes.
     Picklable: ranks of the learner and actors on other machines make their roles from it.
     """
 

@@ -23,8 +23,9 @@ import cloudpickle
 
 from offbeat.pacing.events import CollectorDown, CollectorUp, SegmentArrived
 from offbeat.roles import Evaluator, progress_to
+from offbeat.runtime.base import describe
 from offbeat.runtime.learning import LazyEvaluator
-from offbeat.runtime.serve import SyncTimeout, describe, serve, start
+from offbeat.runtime.serve import SyncTimeout, serve, start
 from offbeat.runtime.shared import Address, Block, copy_object, newest_version, read_weights
 from offbeat.runtime.spec import Assignment
 from offbeat.runtime.wire import DOWN, LOST, PROGRESS, UP, SegmentWriter, WorkerInput, pack_text, write_all
