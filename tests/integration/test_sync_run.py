@@ -167,7 +167,7 @@ def coordinator_of(run: offbeat.SyncRun) -> Coordinator:
 
 def settle(run: offbeat.SyncRun) -> None:
     """Let everything start."""
-    while not coordinator_of(run).is_held or coordinator_of(run).num_up < 2:
+    while not coordinator_of(run).is_paused or coordinator_of(run).num_up < 2:
         run._current().step()
 
 

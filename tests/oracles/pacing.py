@@ -120,7 +120,7 @@ def state_of(coordinator: Coordinator | Oracle, now_s: float) -> tuple[object, .
         coordinator.finished,
         coordinator.is_ending,
         coordinator.is_publishing,
-        coordinator.is_held,
+        coordinator.is_paused,
         coordinator.next_round,
         coordinator.can_train(now_s),
         coordinator.wake_at_s(now_s),

@@ -136,7 +136,7 @@ class Coordinator:
         return self._publishing.under_way is not None or self._publishing.retry_at_s is not None
 
     @property
-    def is_held(self) -> bool:
+    def is_paused(self) -> bool:
         """Whether nothing is under way, and nothing will be before somebody opens a gate."""
         is_busy = self._training is not None or self._evaluating.running is not None or self.is_publishing
         out = self.ledger.num(RUNNING) + self.ledger.num(LOST)
@@ -180,7 +180,7 @@ class Coordinator:
         if running:
             names = ", ".join(f"ticket {t.number} on collector {t.collector}" for t in running[:8])
             return f"round {self.version} waits for segments ({counts.ready} ready), still out: {names}"
-        if self.is_held:
+        if self.is_paused:
             return self._held_by()
         down = sorted(set(range(self.config.num_collectors)) - self._up)
         if not down and self.version == 0 and self.config.warmup_s:

@@ -55,8 +55,8 @@ class Clock:
 class FakeRuntime:
     """Answers each request with its event in the next `wait`, but for the kinds in ``silent``.
 
-    ``calls`` are the requests so far. A wait that has no event takes its whole time-out, and ``away_s`` more
-    the next time: the machine is suspended.
+    ``calls`` are the requests so far. A wait that has no event takes its whole time-out, and the next one
+    ``suspended_s`` more: the machine is suspended.
     """
 
     def __init__(self, clock: Clock, silent: Sequence[str] = (), replaces_collectors: bool = True) -> None:
@@ -65,7 +65,7 @@ class FakeRuntime:
         self.silent = set(silent)
         self.calls: list[tuple[Any, ...]] = []
         self.events: deque[Event] = deque()
-        self.away_s = 0.0
+        self.suspended_s = 0.0
         self.batch: Batch | None = None
         self.states: list[CollectorState] = []
         self.num_closed = 0
@@ -129,8 +129,8 @@ class FakeRuntime:
         self.events.append(EvalDone(version, None, 0.0, reason))
 
     def wait(self, timeout_s: float) -> list[Event]:
-        away_s, self.away_s = self.away_s, 0.0
-        self.clock.now_s += away_s + (_TICK_S if self.events else max(timeout_s, _TICK_S))
+        suspended_s, self.suspended_s = self.suspended_s, 0.0
+        self.clock.now_s += suspended_s + (_TICK_S if self.events else max(timeout_s, _TICK_S))
         events = list(self.events)
         self.events.clear()
         return events

@@ -35,12 +35,12 @@ def set_gates(coordinator: Coordinator, collect: bool, until: int | None) -> lis
 def test_with_closed_gates_nothing_is_collected_before_somebody_asks() -> None:
     coordinator = stepwise()
     assert begin(coordinator) == []
-    assert coordinator.is_held
+    assert coordinator.is_paused
     assert not coordinator.can_train(0.0)
     held = "round 0 waits for enable_data_collection() (segments: 0 ready, none being collected)"
     assert coordinator.waiting_for() == held
     assert [ticket.number for ticket in tickets(set_gates(coordinator, True, 0))] == [0, 1]
-    assert not coordinator.is_held
+    assert not coordinator.is_paused
 
 
 def test_a_round_waits_for_its_gate_and_one_is_opened_at_a_time() -> None:
@@ -49,7 +49,7 @@ def test_a_round_waits_for_its_gate_and_one_is_opened_at_a_time() -> None:
     set_gates(coordinator, True, 0)
     assert arrive(coordinator, 0, 1) == []
     assert coordinator.can_train(0.0)
-    assert coordinator.is_held
+    assert coordinator.is_paused
     assert coordinator.waiting_for() == "round 0 could be trained and waits for sync_update()"
     assert set_gates(coordinator, True, 1) == [Train(0, (0, 1), 0)]
     assert not coordinator.can_train(0.0)
@@ -64,7 +64,7 @@ def test_closing_loses_nothing_that_is_under_way() -> None:
     set_gates(coordinator, True, 0)
     arrive(coordinator, 0)
     assert set_gates(coordinator, False, 0) == []
-    assert not coordinator.is_held, "a segment is still out"
+    assert not coordinator.is_paused, "a segment is still out"
     assert "still out: ticket 1 on collector 1" in coordinator.waiting_for()
     arrive(coordinator, 1)
     assert coordinator.can_train(0.0)
@@ -76,7 +76,7 @@ def test_a_lost_ticket_is_issued_again_while_the_gate_is_closed() -> None:
     set_gates(coordinator, True, 0)
     set_gates(coordinator, False, 0)
     step(coordinator, CollectorDown(1), 0.0)
-    assert not coordinator.is_held
+    assert not coordinator.is_paused
     (again,) = tickets(step(coordinator, CollectorUp(1), 0.0))
     assert (again.number, again.attempt) == (1, 1)
 
@@ -88,7 +88,7 @@ def test_a_closed_gate_holds_the_next_tickets_until_it_is_opened() -> None:
     arrive(coordinator, 0, 1)
     assert of_type(set_gates(coordinator, False, 1), Train) == [Train(0, (0, 1), 0)]
     assert tickets(end_round(coordinator)) == []
-    assert coordinator.is_held
+    assert coordinator.is_paused
     assert [ticket.version for ticket in tickets(set_gates(coordinator, True, 1))] == [1, 1]
 
 
@@ -108,7 +108,7 @@ def test_a_run_that_goes_back_collects_what_open_rounds_need_although_collecting
     assert [ticket.number for ticket in tickets(set_gates(again, False, 2))] == [2, 3]
     assert arrive(again, 2, 3) == [Train(1, (2, 3), 0)]
     assert tickets(end_round(again)) == [], "round 2 is nobody's wish"
-    assert again.is_held
+    assert again.is_paused
 
 
 def test_a_blocking_evaluation_and_a_publish_come_before_the_next_round() -> None:
@@ -121,7 +121,7 @@ def test_a_blocking_evaluation_and_a_publish_come_before_the_next_round() -> Non
     assert coordinator.is_publishing
     step(coordinator, Published(1), 0.0)
     assert not coordinator.is_publishing
-    assert not coordinator.is_held
+    assert not coordinator.is_paused
     assert len(tickets(step(coordinator, EvalDone(1), 0.0))) == 2
 
 
@@ -138,7 +138,7 @@ def test_before_the_first_publish_a_run_is_not_held() -> None:
     coordinator = stepwise()
     coordinator.start(0.0)
     all_up(coordinator)
-    assert not coordinator.is_held
+    assert not coordinator.is_paused
     assert not coordinator.can_train(0.0)
 
 
@@ -148,7 +148,7 @@ def test_a_held_run_that_is_stopped_finishes() -> None:
     assert not coordinator.is_ending
     assert step(coordinator, StopRequested("enough"), 0.0) == [Finish("enough")]
     assert coordinator.is_ending
-    assert not coordinator.is_held
+    assert not coordinator.is_paused
 
 
 @pytest.mark.parametrize("degree", [-1, 1])

@@ -277,11 +277,11 @@ class AnyOrder(RuleBasedStateMachine):
         all_up = len(self.up) == self.config.num_collectors
         if all_up and not under_way and self.finish is None:
             is_awaited = self.coordinator.wake_at_s(self.now_s) is not None
-            assert is_awaited or (self.coordinator.is_held and self.gates != GatesSet())
+            assert is_awaited or (self.coordinator.is_paused and self.gates != GatesSet())
 
     @invariant()
     def a_held_run_goes_on_when_its_gates_are_opened(self) -> None:
-        if self.coordinator.is_held and len(self.up) == self.config.num_collectors:
+        if self.coordinator.is_paused and len(self.up) == self.config.num_collectors:
             assert not (self.running or self.training or self.publishing or self.evaluating)
             self.gates = GatesSet()
             self.tell(self.gates)

@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from offbeat.errors import PromiseBroken
 from offbeat.pacing import PaceConfig
-from offbeat.pacing.books import Violation
+from offbeat.pacing.checker import Violation
 from offbeat.pacing.deadlines import feasible
 from offbeat.pacing.ledger import LOST, READY, RUNNING, Ledger
 from offbeat.pacing.schedules import Schedule, draw_schedule

@@ -13,7 +13,7 @@ from offbeat.config.models import AsyncTrainingConfig, RuntimeConfig
 from offbeat.config.settings import Settings
 from offbeat.errors import CollectError
 from offbeat.pacing.events import CollectorDown, CollectorUp, Event, Issued, RoundTrained, SegmentArrived
-from offbeat.run.collectors import Collectors, Loss, revived
+from offbeat.run.collectors import Collectors, Loss, after_restart
 from offbeat.run.waits import Waits
 from offbeat.runtime.spec import CollectorState
 from offbeat.types import Segment, StateTree, Ticket
@@ -291,7 +291,7 @@ def test_a_collector_without_a_saved_state_starts_as_another_incarnation() -> No
     one.issue(1, 5.0)
     one.arrive(1, 6.0, state={"at": 2})
     assert one.table.starts[0] == CollectorState(2, {"at": 2})
-    assert revived(one.table.starts[0]) == CollectorState(2, {"at": 2})
+    assert after_restart(one.table.starts[0]) == CollectorState(2, {"at": 2})
 
 
 # ---------------------------------------------------------------- restarts

@@ -73,7 +73,7 @@ def stopped_in_a_round(directory: Path, **settings: Any) -> FakeRun:
 
 def test_a_run_that_is_suspended_while_it_ends_still_ends_with_its_checkpoint(tmp_path: Path) -> None:
     run = stopped_in_a_round(tmp_path)
-    run.runtime.away_s = HOUR_S
+    run.runtime.suspended_s = HOUR_S
     run.driver.step()
     run.steps(4)
     run.runtime.finish_training()
@@ -101,7 +101,7 @@ def test_a_run_that_does_not_end_in_time_stalls_without_a_checkpoint(tmp_path: P
 def test_suspensions_do_not_add_up_to_the_time_that_a_stop_may_take(tmp_path: Path) -> None:
     run = stopped_in_a_round(tmp_path)
     for _ in range(5):
-        run.runtime.away_s = HOUR_S
+        run.runtime.suspended_s = HOUR_S
         run.steps(4)  # a second each
     with pytest.raises(StallError, match="asked to stop"):
         run.pass_time(4.0)
@@ -539,7 +539,7 @@ def test_closed_gates_are_no_stall() -> None:
     limits = {"async_training": {"batch_timeout": 20.0}}
     run = FakeRun(limits=limits, stepwise=True).start()
     run.pass_time(200.0)
-    assert run.pace.is_held
+    assert run.pace.is_paused
     run.requests.append(GatesSet(collect=True, until=0))
     run.pass_time(30.0)
     assert run.pace.counts().ready == 2
@@ -583,7 +583,7 @@ def test_time_in_which_the_machine_was_suspended_counts_for_nobody(
     run = FakeRun(tmp_path, silent=[silent], **options).start()
     run.steps(20)
     for _ in range(3):
-        run.runtime.away_s = 24 * HOUR_S
+        run.runtime.suspended_s = 24 * HOUR_S
         run.steps(8)
     assert run.of(Stalled) == []
     assert run.runtime.named("kill_collector") == run.runtime.named("give_up_evaluation") == []
@@ -593,7 +593,7 @@ def test_a_process_that_is_a_little_late_was_not_suspended() -> None:
     run = FakeRun(silent=["train"], limits={"runtime": {"train_timeout_s": 50.0}}).start()
     run.step_until(lambda: run.runtime.batch is not None)
     for _ in range(20):
-        run.runtime.away_s = 1.5
+        run.runtime.suspended_s = 1.5
         run.driver.step()
     with pytest.raises(StallError, match="train_timeout_s"):
         run.pass_time(20.0)

@@ -70,14 +70,14 @@ def test_collector_of_several_tickets_keeps_its_own_order() -> None:
     assert pairs.turns == 0, "without a ticket there is nothing to do"
     server.accept(ticket(0, version=1))
     server.step()
-    assert server.patience_s and not posted, "it holds a ticket, and waits for another one"
+    assert server.poll_timeout_s and not posted, "it holds a ticket, and waits for another one"
     server.accept(ticket(1, version=2))
-    assert server.patience_s == 0.0
+    assert server.poll_timeout_s == 0.0
     server.step()
     assert [event.segment.ticket.number for event in posted] == [0, 1]
     assert {event.state["turns"] for event in posted} == {2}
     assert pairs.loaded == [1, 2]
-    assert server.patience_s is None
+    assert server.poll_timeout_s is None
 
 
 def test_function_collects_one_segment_per_step_with_the_newest_weights() -> None:
@@ -91,7 +91,7 @@ def test_function_collects_one_segment_per_step_with_the_newest_weights() -> Non
     assert [event.segment.data for event in posted] == [(3, 3), (5, 5)]
     assert [event.segment.ticket.version for event in posted] == [3, 5]
     assert all(event.segment.collect_s > 0 for event in posted)
-    assert server.patience_s is None
+    assert server.poll_timeout_s is None
 
 
 def raise_value_error(t: Ticket, weights: Any) -> None:
@@ -111,7 +111,7 @@ def test_exception_ends_the_collector_and_names_the_ticket() -> None:
     assert down.collector == 1 and down.raised
     assert down.reason.startswith("collector 1 raised in ticket 4:\nTraceback")
     assert down.reason.endswith("ValueError: no such level")
-    assert server.is_over and server.patience_s is None
+    assert server.is_over and server.poll_timeout_s is None
     server.accept(ticket(6))
     server.step()
     assert len(posted) == 1

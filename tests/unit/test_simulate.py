@@ -12,7 +12,7 @@ import pytest
 
 from offbeat.pacing import Coordinator, PaceConfig
 from offbeat.pacing.actions import Action, Issue
-from offbeat.pacing.books import BOUND, CONSERVATION, CONTRACT, DEADLOCK, KINDS, Violation
+from offbeat.pacing.checker import BOUND, CONSERVATION, CONTRACT, DEADLOCK, KINDS, Violation
 from offbeat.pacing.events import Event, GatesSet
 from offbeat.pacing.schedules import Faults, Schedule, draw_schedule
 from offbeat.pacing.simulate import (
@@ -214,7 +214,7 @@ class WideOpen(Coordinator):
         (Renewing, CONTRACT),
     ],
 )
-def test_the_books_find_a_broken_coordinator(broken: type[Coordinator], kind: str) -> None:
+def test_the_checker_finds_a_broken_coordinator(broken: type[Coordinator], kind: str) -> None:
     found = run(broken).totals
     assert found[kind] > 0
 

@@ -1,4 +1,4 @@
-"""What an algorithm is to the rest of offbeat: a name, its settings, and a function that makes its roles."""
+"""Defines `Algorithm`: a name, its settings, and a function that makes its roles."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def supervise(as_json: bool) -> ChildContext:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     death: Death | None = None
     while True:
-        begun_s = time.monotonic()
+        started_s = time.monotonic()
         listen, line = os.pipe()
         guard, child = os.getpid(), os.fork()
         if child == 0:
@@ -92,7 +92,7 @@ def supervise(as_json: bool) -> ChildContext:
         if num_asked > 1:
             _say("the run was stopped at once, as asked", as_json)
             raise SystemExit(_STOPPED_AT_ONCE)
-        is_new_row = death is None or time.monotonic() - begun_s > _WINDOW_S
+        is_new_row = death is None or time.monotonic() - started_s > _WINDOW_S
         attempt = 1 if death is None or is_new_row else death.attempt + 1
         death = Death(os.WTERMSIG(status), attempt, message)
         if num_asked or death.number not in _CRASHES or not message:
@@ -114,7 +114,7 @@ def _to_hear() -> tuple[int, ...]:
 
 def _await_end(child: int, to_hear: Iterable[int]) -> tuple[int, int]:
     """Pass signals on until the child has ended; return its status and how often the end was asked for."""
-    num_asked, asked_s, kill_at_s = 0, -_NEVER_S, _NEVER_S
+    num_asked, requested_s, kill_at_s = 0, -_NEVER_S, _NEVER_S
     while (status := _reap(child)) is None:
         heard = signal.sigtimedwait(to_hear, max(0.0, min(kill_at_s - time.monotonic(), _NEVER_S)))
         if heard is None:  # asked twice, and it does not even answer
@@ -122,8 +122,8 @@ def _await_end(child: int, to_hear: Iterable[int]) -> tuple[int, int]:
             kill_at_s = _NEVER_S
         elif heard.si_signo != signal.SIGCHLD:
             now_s = time.monotonic()
-            if now_s - asked_s >= SAME_SIGNAL_S:
-                num_asked, asked_s = num_asked + 1, now_s
+            if now_s - requested_s >= SAME_SIGNAL_S:
+                num_asked, requested_s = num_asked + 1, now_s
             if num_asked == 2:
                 kill_at_s = now_s + _PATIENCE_S
             if heard.si_code != _FROM_TERMINAL:

@@ -106,7 +106,7 @@ class Pace(Protocol):
         ...
 
     @property
-    def is_held(self) -> bool:
+    def is_paused(self) -> bool:
         """True when nothing happens before a gate is opened."""
         ...
 

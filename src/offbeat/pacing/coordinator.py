@@ -110,7 +110,7 @@ class Coordinator:
         return self._publishing is not None or self._retry_publish_at_s is not None
 
     @property
-    def is_held(self) -> bool:
+    def is_paused(self) -> bool:
         """True when nothing is under way, and nothing will be before a gate is opened."""
         is_busy = self._training is not None or self._evaluating is not None or self.is_publishing
         counts = self.counts()
@@ -156,7 +156,7 @@ class Coordinator:
         if running:
             names = ", ".join(f"ticket {t.number} on collector {t.collector}" for t in running[:8])
             return f"round {self.version} waits for segments ({counts.ready} ready), still out: {names}"
-        if self.is_held:
+        if self.is_paused:
             if self._has_round():
                 return f"round {self.version} could be trained and waits for sync_update()"
             segments = f"segments: {counts.ready} ready, none being collected"

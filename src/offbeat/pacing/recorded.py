@@ -36,7 +36,7 @@ class RecordedSegment:
     """A segment line of ``schedule.jsonl``: which collector made it, and with which weights."""
 
     ticket: int
-    lane: int
+    collector: int
     version: int
     deadline: int
     incarnation: int
@@ -64,7 +64,7 @@ class Schedule:
                 if kind == "gap":
                     raise ReplayError("the schedule has a gap: the disk was full while the run went on")
                 if kind == "segment":
-                    found = RecordedSegment(**fields)
+                    found = RecordedSegment(collector=fields.pop("lane"), **fields)
                     segments.setdefault(found.version, []).append(found)
                 else:
                     version, tickets = record["version"], tuple(record["tickets"])
@@ -129,7 +129,7 @@ class RecordedPace:
         self.rollbacks = 0
         self.published = -1
         self.eval_skipped = 0
-        self.is_held = False
+        self.is_paused = False
         self.dial_reason = ""
         self.warm_at_s = -math.inf
         self.rounds = until
@@ -187,7 +187,7 @@ class RecordedPace:
         """Return who waits for whom, in words."""
         if self._training is not None:
             return f"round {self.version} is being trained by the learner"
-        out = ", ".join(f"ticket {one.ticket} on collector {one.lane}" for one in self._running.values())
+        out = ", ".join(f"ticket {one.ticket} on collector {one.collector}" for one in self._running.values())
         return f"round {self.version} waits for segments, still out: {out or 'none'}"
 
     def wake_at_s(self, now_s: float) -> float | None:
@@ -209,7 +209,7 @@ class RecordedPace:
                 self._collector_down(event)
             case SegmentArrived(segment):
                 found = self._running.pop(segment.ticket.number)
-                self._have_worked.add(found.lane)
+                self._have_worked.add(found.collector)
                 self._ready[found.ticket] = segment.oldest_version
             case RoundTrained(version, batch):
                 self._num_trained += len(batch.segments)
@@ -249,7 +249,7 @@ class RecordedPace:
     def _collector_down(self, event: CollectorDown) -> None:
         """Take the tickets of a lost collector up again, where its state can be restored."""
         self._up.discard(event.collector)
-        lost = [one for one in self._running.values() if one.lane == event.collector]
+        lost = [one for one in self._running.values() if one.collector == event.collector]
         for one in lost:
             del self._running[one.ticket]
         if lost:
@@ -280,7 +280,7 @@ class RecordedPace:
             wave = self._waves.popleft()
             self.rollbacks = wave[0].rollbacks
             for segment in wave:
-                self._queues.setdefault(segment.lane, deque()).append(segment)
+                self._queues.setdefault(segment.collector, deque()).append(segment)
         actions = [action for collector in list(self._queues) for action in self._next_tickets(collector)]
         return actions if self._stop_reason is None else self._finish(self._stop_reason)
 
@@ -296,7 +296,7 @@ class RecordedPace:
                     self._stop_reason = (
                         f"collector {collector} was lost during the replay and cannot continue: {reason}"
                     )
-                elif all(one.lane != collector for one in self._running.values()):
+                elif all(one.collector != collector for one in self._running.values()):
                     self.incarnations[collector] = segment.incarnation
                     self._up.discard(collector)
                     self._have_worked.discard(collector)
@@ -311,7 +311,7 @@ class RecordedPace:
 
     def _ticket(self, segment: RecordedSegment) -> Ticket:
         seed = reseed(derive_seed(self._seed, "collect", segment.ticket), segment.rollbacks)
-        place = (segment.ticket, segment.lane, segment.version, segment.deadline)
+        place = (segment.ticket, segment.collector, segment.version, segment.deadline)
         return Ticket(*place, seed, 0, segment.steps_collected, segment.steps_trained)
 
     def _train(self) -> Train:
@@ -350,7 +350,7 @@ class RecordedPace:
             known = repeated.get(number) or later.get(number)
             version = self.version if known is None else min(known.version, self.version)
             deadline = version + self.degree if known is None else known.deadline
-            collector = number % len(self.incarnations) if known is None else known.lane
+            collector = number % len(self.incarnations) if known is None else known.collector
             fate = "ready" if number in self._ready else "lost"
             steps = (known.steps_collected, known.steps_trained) if known else (self._steps_trained,) * 2
             rows[fate].append([number, collector, version, deadline, 0, 0, *steps])

@@ -1,7 +1,8 @@
 """A discrete-event simulator that drives the very same coordinator through random schedules with faults.
 
-``python -m offbeat.pacing.simulate --schedules 100000 --json`` tries the promises; its own books, kept
-apart from the coordinator's, check them. ``--rule lag`` shows what the usual rule does.
+``python -m offbeat.pacing.simulate --schedules 100000 --json`` tries the promises; an
+`InvariantChecker`, which shares nothing with the coordinator, checks them.
+``--rule lag`` shows what the usual rule does.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ import numpy as np
 
 from offbeat.errors import PromiseBroken
 from offbeat.pacing.actions import Action, Checkpoint, Evaluate, Finish, Issue, Publish, Train
-from offbeat.pacing.books import (
+from offbeat.pacing.checker import (
     BOUND,
     CONSERVATION,
     CONTRACT,
     DEADLOCK,
     KINDS,
-    Books,
+    InvariantChecker,
     Violation,
     gates_at_first,
 )
@@ -133,7 +134,7 @@ class Simulation:
         self._pending = self._number = self._publishes = 0
         self._losses: Counter[int] = Counter()
         self._keeps_checkpoints = bool(schedule.faults.crashes) or schedule.faults.resume_after_stop
-        self._saved: tuple[str, Books] | None = None
+        self._saved: tuple[str, InvariantChecker] | None = None
         self._gates = gates_at_first(schedule.config)
         self._is_thinking = False
 
@@ -191,14 +192,15 @@ class Simulation:
         self._meter = _Meter(self.now_s)
         self.collectors = [_Collector() for _ in range(config.num_collectors)]
         self.coordinator = self._make(config)
-        self.books = Books(config, config.off_policy_degree, always_zero=config.off_policy_degree == 0)
-        self.books.gates = gates_at_first(config)
+        degree = config.off_policy_degree
+        self.checker = InvariantChecker(config, degree, always_zero=degree == 0)
+        self.checker.gates = gates_at_first(config)
         if self._saved is not None:
-            state, books = self._saved
+            state, checker = self._saved
             kept = self.schedule.faults.keeps_segments
             self.coordinator.load_state_dict(json.loads(state), None if kept else ())
-            self.books = books.after_crash(kept)
-            self.books.check(self.coordinator.counts())
+            self.checker = checker.after_crash(kept)
+            self.checker.check(self.coordinator.counts())
         self._carry_out(self.coordinator.start(self.now_s))
         if config.stepwise:  # what somebody who goes step by step wants holds for the whole run
             self._set_gates(self._gates)
@@ -207,8 +209,8 @@ class Simulation:
 
     # ------------------------------------------------------------ events and actions
 
-    def _tell(self, event: Event) -> None:
-        """Something happened: the driver's next step applies it."""
+    def _dispatch(self, event: Event) -> None:
+        """Queue an event; the driver's next step applies it."""
         self._inbox.append(event)
         self._step_soon()
 
@@ -227,7 +229,7 @@ class Simulation:
         for event in events:
             self._apply(event)
         self._carry_out(self.coordinator.decide(self.now_s))
-        self.books.check(self.coordinator.counts())
+        self.checker.check(self.coordinator.counts())
         wake_at_s = self.coordinator.wake_at_s(self.now_s)
         if wake_at_s is not None and wake_at_s != self._wake_at_s:
             self._wake_at_s = wake_at_s
@@ -255,36 +257,36 @@ class Simulation:
                 case Issue(ticket):
                     self._collect(ticket)
                 case Train():
-                    degree = self.books.degree(self.coordinator.degree)
-                    ess = 1 - self.schedule.ess_cost * self.books.train(action, degree)
+                    degree = self.checker.degree(self.coordinator.degree)
+                    ess = 1 - self.schedule.ess_cost * self.checker.train(action, degree)
                     self._at(self._spread(self.schedule.train_s), self._end_round, self.now_s, ess)
                 case Publish(version):
-                    self.books.asked_to_publish = version
+                    self.checker.asked_to_publish = version
                     self._at(
                         self.schedule.publish_s * self._rng.uniform(0.5, 1.5), self._end_publish, version
                     )
                 case Evaluate(version):
-                    self.books.evaluate(action)
+                    self.checker.evaluate(action)
                     self.totals["evaluations"] += 1
                     self._at(self._spread(self.schedule.eval_s), self._end_evaluation, version)
                 case Checkpoint(version):
-                    self.books.checkpointed = version
+                    self.checker.checkpointed = version
                 case Finish():
                     finish = action
         if self._keeps_checkpoints and any(type(action) is Checkpoint for action in actions):
             self._saved = (
                 json.dumps(self.coordinator.state_dict()),
-                self.books.after_crash(keeps_segments=True),
+                self.checker.after_crash(keeps_segments=True),
             )
         if finish is not None:
             self._end(finish)
 
     def _end(self, action: Finish) -> None:
-        self.books.finish(action, self.coordinator.eval_skipped)
-        self.books.check(self.coordinator.counts())
+        self.checker.finish(action, self.coordinator.eval_skipped)
+        self.checker.check(self.coordinator.counts())
         self.totals["evaluations_skipped"] += self.coordinator.eval_skipped
         self.totals["dropped"] += self.coordinator.counts().dropped
-        stopped = self.books.stop_requested and not action.failed
+        stopped = self.checker.stop_requested and not action.failed
         if stopped and self.schedule.faults.resume_after_stop and self._saved is not None:
             self._crash()
         else:
@@ -294,14 +296,14 @@ class Simulation:
 
     def _up(self, number: int) -> None:
         self.collectors[number].up = True
-        self._tell(CollectorUp(number))
+        self._dispatch(CollectorUp(number))
 
     def _collect(self, ticket: Ticket) -> None:
         collector = self.collectors[ticket.collector]
         if not collector.up:
             raise Violation(CONTRACT, f"{ticket} issued to a collector that is down")
-        degree = self.books.degree(self.coordinator.degree)
-        self.books.issue(ticket, degree, not collector.line, self.now_s)
+        degree = self.checker.degree(self.coordinator.degree)
+        self.checker.issue(ticket, degree, not collector.line, self.now_s)
         self.totals["reissued" if ticket.attempt else "segments"] += 1
         collector.line.append(ticket)
         if len(collector.line) == 1:
@@ -328,9 +330,9 @@ class Simulation:
         ticket = collector.line.popleft()
         if collector.line:
             self._begin_ticket(number)
-        newer = self.books.published if self._rng.random() < self.schedule.newer else None
-        version = self.books.arrive(ticket.number, newer)
-        self._tell(SegmentArrived(Segment(ticket, None, np.array([version]))))
+        newer = self.checker.published if self._rng.random() < self.schedule.newer else None
+        version = self.checker.arrive(ticket.number, newer)
+        self._dispatch(SegmentArrived(Segment(ticket, None, np.array([version]))))
 
     def _die(self, number: int, life: int) -> None:
         collector = self.collectors[number]
@@ -340,8 +342,8 @@ class Simulation:
             self._count_busy(collector)
         collector.line.clear()
         collector.up, collector.life = False, life + 1
-        self.totals["lost"] += self.books.lose(number)
-        self._tell(CollectorDown(number))
+        self.totals["lost"] += self.checker.lose(number)
+        self._dispatch(CollectorDown(number))
         self._at(self.schedule.faults.replace_s, self._up, number)
 
     def _kill(self, number: int) -> None:
@@ -350,51 +352,51 @@ class Simulation:
     # ------------------------------------------------------------ learner, publisher, evaluator
 
     def _end_round(self, started_s: float, ess: float) -> None:
-        self.books.end_round()
+        self.checker.end_round()
         self.totals["rounds"] += 1
         self._meter.train_s += self.now_s - started_s
         for collector in self.collectors:
             if collector.line:
                 self._count_busy(collector)
         signals = self._meter.signals(self.now_s, len(self.collectors), ess)
-        self._tell(RoundTrained(self.books.version, signals=signals))
+        self._dispatch(RoundTrained(self.checker.version, signals=signals))
 
     def _end_publish(self, version: int) -> None:
-        faults, books = self.schedule.faults, self.books
+        faults, checker = self.schedule.faults, self.checker
         self._publishes += 1
         broken = faults.publish_breaks_at is not None and self._publishes > faults.publish_breaks_at
-        may_fail = books.failures < self.schedule.config.max_publish_retries
+        may_fail = checker.failures < self.schedule.config.max_publish_retries
         if broken or (may_fail and self._rng.random() < faults.publish_failure):
-            books.failures += 1
+            checker.failures += 1
             self.totals["publish_failures"] += 1
-            self._tell(PublishFailed(version, "simulated"))
+            self._dispatch(PublishFailed(version, "simulated"))
         else:
-            books.failures, books.published = 0, max(books.published, version)
-            self._tell(Published(version))
+            checker.failures, checker.published = 0, max(checker.published, version)
+            self._dispatch(Published(version))
 
     def _end_evaluation(self, version: int) -> None:
-        self.books.end_evaluation()
-        self._tell(EvalDone(version))
+        self.checker.end_evaluation()
+        self._dispatch(EvalDone(version))
 
     # ------------------------------------------------------------ gates
 
     def _set_gates(self, gates: GatesSet) -> None:
         self.totals["gates_set"] += 1
-        self._gates = self.books.gates = gates
-        self._tell(gates)
+        self._gates = self.checker.gates = gates
+        self._dispatch(gates)
 
     def _close(self, closing: Closing) -> None:
         """Close gates; a stepwise run opens them again by itself, any other after a time."""
         if self.schedule.config.stepwise:
             self._set_gates(GatesSet(collect=False, until=self._gates.until))
             return
-        until = None if closing.rounds is None else self.books.version + closing.rounds
+        until = None if closing.rounds is None else self.checker.version + closing.rounds
         self._set_gates(GatesSet(closing.collect, until))
         self._at(closing.for_s, self._set_gates, GatesSet())
 
     def _next_gates(self) -> GatesSet | None:
         """Return the next gates of a stepwise run; None: wait."""
-        until, version = self._gates.until or 0, self.books.version
+        until, version = self._gates.until or 0, self.checker.version
         if self.coordinator.is_ending or until > version:
             return None
         if self.coordinator.can_train(self.now_s):
@@ -406,7 +408,7 @@ class Simulation:
             self._step()
         self._is_thinking = False
         if self.finish is None and (gates := self._next_gates()) is not None:
-            self.totals["steps"] += (gates.until or 0) > self.books.version
+            self.totals["steps"] += (gates.until or 0) > self.checker.version
             self._set_gates(gates)
 
     # ------------------------------------------------------------ from outside
@@ -417,12 +419,12 @@ class Simulation:
 
     def _turn(self, degree: int) -> None:
         self.totals["dial_turns"] += 1
-        self.books.dial, self.books.always_zero = degree, False
-        self._tell(DialTurned(degree))
+        self.checker.dial, self.checker.always_zero = degree, False
+        self._dispatch(DialTurned(degree))
 
     def _stop(self) -> None:
-        self.books.stop_requested = True
-        self._tell(StopRequested("asked to stop"))
+        self.checker.stop_requested = True
+        self._dispatch(StopRequested("asked to stop"))
 
     def _crash(self) -> None:
         if self._log is not None:

@@ -190,7 +190,7 @@ class Collectors:
         self._waits.end((row.name, "start"))
         row.open_losses[len(self.losses)] = now_s
         self.losses.append(Loss(row.name, event.reason, self._version()))
-        row.start = revived(row.start)
+        row.start = after_restart(row.start)
 
     def schedule_restart(self, index: int, reason: str, now_s: float) -> float:
         """Return the pause before a collector is started again, and start to wait for its end.
@@ -242,9 +242,9 @@ class Collectors:
         """Continue from saved states; with ``rollback`` (its number) start again, with other seeds."""
         for row, saved in zip(self.rows, state["starts"], strict=False):
             start = CollectorState(saved["incarnation"], saved["state"])
-            row.start = CollectorState(start.incarnation + rollback) if rollback else revived(start)
+            row.start = CollectorState(start.incarnation + rollback) if rollback else after_restart(start)
 
 
-def revived(start: CollectorState) -> CollectorState:
+def after_restart(start: CollectorState) -> CollectorState:
     """Return where a collector continues after its process ended: where it was, or as a new incarnation."""
     return start if start.state is not None else CollectorState(start.incarnation + 1)

@@ -141,7 +141,7 @@ class Driver:
             "progress", lambda: f"round {pace.version}", "any event", limit_s, setting, self._no_progress
         )
         self._wake_s = math.inf
-        self.begun_s = self._left_s = clock()
+        self.started_s = self._left_s = clock()
         self.observe(self.collectors.handlers())
         self.observe(self.meter.handlers())
 
@@ -197,7 +197,7 @@ class Driver:
     @property
     def seconds(self) -> float:
         """Time since this start of the run."""
-        return self.clock() - self.begun_s
+        return self.clock() - self.started_s
 
     def phase(self) -> str:
         """Return the phase of the run for the display, with the progress of what it waits for."""
@@ -218,9 +218,9 @@ class Driver:
             self._runtime.start(self.spec, self.collectors.starts, point.parts.get("learner"))
         except BaseException:
             with contextlib.suppress(Exception):  # the error of the start is the one to see
-                self._tell_start(point)
+                self._emit_start(point)
             raise
-        self._tell_start(point)  # after the processes were started, which takes time
+        self._emit_start(point)  # after the processes were started, which takes time
         for index in range(len(self.collectors.rows)):
             self._collector_starting(index)
         if point.parts and any(start.state is None for start in self.collectors.starts):
@@ -230,7 +230,7 @@ class Driver:
         self._perform(self.pace.start(self.clock()))
         self._left_s = self.clock()
 
-    def _tell_start(self, point: StartPoint) -> None:
+    def _emit_start(self, point: StartPoint) -> None:
         self._has_started = True
         self.emit(Started(point.version, point.resumed))
         for text in point.warnings:
@@ -271,7 +271,7 @@ class Driver:
 
     def _close_runtime(self, error: BaseException | None, restarting: Restarting | None) -> None:
         if isinstance(error, KeyboardInterrupt) and self._has_started:
-            self._tell_end(error, restarting)  # first: nobody waits long for the rest
+            self._emit_end(error, restarting)  # first: nobody waits long for the rest
             self._has_started = False
             self._runtime.close(at_once=True)
             return
@@ -279,11 +279,11 @@ class Driver:
             self._runtime.close()
         finally:
             if self._has_started:
-                self._tell_end(error, restarting)
+                self._emit_end(error, restarting)
 
-    def _tell_end(self, error: BaseException | None, restarting: Restarting | None) -> None:
+    def _emit_end(self, error: BaseException | None, restarting: Restarting | None) -> None:
         try:
-            self._tell_faults()
+            self._emit_faults()
         finally:
             if restarting is not None:
                 self.emit(replace(restarting, error=error))
@@ -329,7 +329,7 @@ class Driver:
                 wait.expire()
         for flush in self._flushes:
             flush()
-        self._tell_faults()
+        self._emit_faults()
 
     def _take(self, event: Event) -> None:
         """Check an event, apply it, emit it, and react to it."""
@@ -368,7 +368,7 @@ class Driver:
             self.emit(request)
             self._react(request, self.clock())
 
-    def _tell_faults(self) -> None:
+    def _emit_faults(self) -> None:
         while self.faults:
             self.notice(self.faults.popleft(), is_warning=True)
 
@@ -501,8 +501,8 @@ class Driver:
     def _extend_if_suspended(self, expected_s: float) -> float:
         """Extend every deadline by the time this process was suspended; return the time now."""
         now_s = self.clock()
-        if (away_s := now_s - expected_s) > _SUSPENDED_S:
-            self.waits.shift(away_s, now_s)
+        if (suspended_s := now_s - expected_s) > _SUSPENDED_S:
+            self.waits.shift(suspended_s, now_s)
         return now_s
 
     def _await_progress(self) -> None:
@@ -513,7 +513,7 @@ class Driver:
         limit_s, now_s = self.spec.settings.async_training.batch_timeout, self.clock()
         is_busy = any(key in self.waits for key in ("train", "snapshot", "evaluation"))
         warm_limit_s = self.pace.warm_at_s + limit_s - now_s
-        if is_busy or self.finish is not None or self.pace.is_held:
+        if is_busy or self.finish is not None or self.pace.is_paused:
             self._await_progress()
         elif warm_limit_s > 0:  # to warm up is to wait for time
             self.waits.begin(self._progress._replace(limit_s=warm_limit_s), now_s)

@@ -66,7 +66,7 @@ def replay(
     ends = [*(begin for begin, _ in stages[1:]), last]
     point, difference, num_compared = StartPoint(), None, 0
 
-    def tell(event: RoundTrained, now_s: float) -> None:
+    def report_round(event: RoundTrained, now_s: float) -> None:
         if on_round is not None:
             on_round(event.version, last)
 
@@ -83,7 +83,7 @@ def replay(
         summary = replace(summary, directory=target)
         driver = Driver(spec_here, pace, make_runtime(runtime), clock.now_s, deque())
         driver.loss_watch = None  # what was recorded was accepted, over every resumption
-        driver.observe({RoundTrained: tell})
+        driver.observe({RoundTrained: report_round})
         point = _repeat(driver, pace, point, summary, clock)
         num_compared += pace.num_compared
         if (difference := pace.difference) is not None:

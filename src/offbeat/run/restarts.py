@@ -300,7 +300,7 @@ class OpenRun:
             eval_metrics=meter.eval_metrics,
             wall_s=driver.seconds,
             env_steps=meter.env_steps,
-            startup_s=meter.first_ticket_s - driver.begun_s if meter.first_ticket_s else driver.seconds,
+            startup_s=meter.first_ticket_s - driver.started_s if meter.first_ticket_s else driver.seconds,
             rounds_s=meter.rounds_s,
             steps_per_s=meter.steps_per_s,
             max_staleness=meter.max_staleness,

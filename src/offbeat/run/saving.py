@@ -20,7 +20,7 @@ _NETWORKS = "offbeat.models."
 Parts = dict[str, StateTree]
 """The parts of a checkpoint by name."""
 Outcome = tuple[Saved | SaveFailed | Notice, ...]
-"""What came of saving, to be emitted in this order."""
+"""Events that saving resulted in, in the order in which to emit them."""
 
 
 def learner_digest(state: StateTree) -> str:

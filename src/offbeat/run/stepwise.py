@@ -225,7 +225,7 @@ class SyncRun:
         """Return the error to raise for waiting when nothing would ever come."""
         if self._coordinator.is_ending:
             return self._stop()
-        if self._coordinator.is_held and not self._current().has_requests:
+        if self._coordinator.is_paused and not self._current().has_requests:
             return OffbeatError(f"nothing to wait for: {self._coordinator.waiting_for()}")
         return None
 

@@ -111,9 +111,9 @@ class WorkerProcess:
     def end(self, timeout_s: float = 0.0) -> None:
         """Ask the process to stop, kill it when it has not after ``timeout_s``, and reap it."""
         self.ask_to_stop()
-        for patience_s in (timeout_s, _CLOSE_TIMEOUT_S):
+        for wait_s in (timeout_s, _CLOSE_TIMEOUT_S):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(patience_s)
+                self.process.wait(wait_s)
                 break
             self.process.kill()
         self._payload.close()

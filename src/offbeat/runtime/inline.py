@@ -61,9 +61,9 @@ class InlineRuntime(LocalRuntime):
         self._advance(ticket.collector, server)
 
     def _advance(self, index: int, server: CollectorServer) -> None:
-        while server.patience_s == 0.0:
+        while server.poll_timeout_s == 0.0:
             server.step()
-        if server.patience_s is not None:
+        if server.poll_timeout_s is not None:
             self._idle[index] = server
         else:
             self._idle.pop(index, None)
@@ -96,8 +96,8 @@ class InlineRuntime(LocalRuntime):
             left_s = give_up_s - time.monotonic()
             if self._events or left_s <= 0.0:
                 return [self._events.popleft() for _ in range(len(self._events))]
-            patience = (server.patience_s for server in self._idle.values())
-            time.sleep(min([left_s, *(most_s for most_s in patience if most_s is not None)]))
+            timeouts = (server.poll_timeout_s for server in self._idle.values())
+            time.sleep(min([left_s, *(one_s for one_s in timeouts if one_s is not None)]))
 
     def close(self, at_once: bool = False) -> None:
         """Drop the roles."""

@@ -81,7 +81,7 @@ from offbeat.types import Batch, StateTree, Ticket
 _TICKETS_AHEAD = 2
 _RANK_WAITS = 3  # for the ranks to be there, to meet, and to make the learner
 _CLOSE_TIMEOUT_S = 5.0
-_AWAY_S = 2.0
+_SUSPENDED_S = 2.0
 _LOOK_EVERY_S = 0.25
 
 Handler = Callable[[Future[Any]], None]
@@ -143,8 +143,8 @@ class RayRuntime:
         placement = self._placements[component]
         handle = make_actor(kind, placement, self._env(name, component == "learner"), payload)
         # The driver limits the start of collectors, which it can replace.
-        patience_s = math.inf if component.startswith("collector_") else self._spec.start_timeout_s
-        actor = ActorRef(name, component, handle, placement, time.monotonic(), patience_s)
+        start_timeout_s = math.inf if component.startswith("collector_") else self._spec.start_timeout_s
+        actor = ActorRef(name, component, handle, placement, time.monotonic(), start_timeout_s)
         self._actors.append(actor)
         self._then(actor.ask("start"), partial(self._on_start, actor))
         return actor
@@ -166,7 +166,7 @@ class RayRuntime:
     def _wait_for_ranks(self, actor: ActorRef, future: Future[Any]) -> None:
         """The learner's process is there: from now on it is the one to say which rank does not start."""
         if future.exception() is None:
-            actor.patience_s += _RANK_WAITS * self._spec.start_timeout_s
+            actor.start_timeout_s += _RANK_WAITS * self._spec.start_timeout_s
 
     def _wait_for_learner(self) -> None:
         while not self._learner.is_up:
@@ -228,12 +228,13 @@ class RayRuntime:
 
     def _stacks(self, actors: Sequence[ActorRef]) -> dict[str, str]:
         asked = {actor.component: actor.ask("stack", group=LIFE) for actor in actors if actor.is_up}
-        asked_s = time.monotonic()
+        requested_s = time.monotonic()
         stacks = {actor.component: "(it has not started)" for actor in actors}
         for component, reference in asked.items():
             limit_s = self._stack_wait_s(component)
+            left_s = max(0.0, requested_s + limit_s - time.monotonic())
             try:
-                stacks[component] = ray.get(reference, timeout=max(0.0, asked_s + limit_s - time.monotonic()))
+                stacks[component] = ray.get(reference, timeout=left_s)
             except ray.exceptions.RayError:
                 stacks[component] = f"(it did not answer in {limit_s:g} s)"
         return stacks
@@ -553,16 +554,17 @@ class RayRuntime:
             if actor.is_up:
                 self._check_heartbeat(actor, now_s)
                 continue
-            if passed_s > _AWAY_S:  # the driver itself did not run: nobody else is to blame
+            if passed_s > _SUSPENDED_S:  # extend the deadline by the time this process was suspended
                 actor.started_s += passed_s
-            if now_s - actor.started_s > actor.patience_s:
+            if now_s - actor.started_s > actor.start_timeout_s:
                 self._did_not_start(actor)
 
     def _check_heartbeat(self, actor: ActorRef, now_s: float) -> None:
         timing = self._spec.settings.runtime
         timeout_s = timing.heartbeat_timeout_s or math.inf
-        if not actor.is_asked and now_s - actor.asked_s >= min(timing.heartbeat_interval_s, timeout_s / 4):
-            actor.is_asked, actor.asked_s = True, now_s
+        interval_s = min(timing.heartbeat_interval_s, timeout_s / 4)
+        if not actor.is_polled and now_s - actor.polled_at_s >= interval_s:
+            actor.is_polled, actor.polled_at_s = True, now_s
             self._then(actor.ask("ping", group=LIFE), partial(self._on_ping, actor))
         is_here = actor.node_id == self._node_id
         cpu_s, state = (process_state(actor.pid) if is_here else None) or (0.0, "")
@@ -573,15 +575,15 @@ class RayRuntime:
             self._down(actor, f"{text} and was killed")
 
     def _on_ping(self, actor: ActorRef, future: Future[Any]) -> None:
-        actor.is_asked = False
+        actor.is_polled = False
         actor.num_pings += 1
         if not actor.is_gone and (error := future.exception()) is not None:
             self._down(actor, how_it_ended(actor, error))
 
     def _did_not_start(self, actor: ActorRef) -> None:
-        waits = round(actor.patience_s / self._spec.start_timeout_s)
+        waits = round(actor.start_timeout_s / self._spec.start_timeout_s)
         times = f"{waits} times " if waits > 1 else ""
-        text = f"{actor} did not start within {actor.patience_s:g} s ({times}runtime.start_timeout_s)"
+        text = f"{actor} did not start within {actor.start_timeout_s:g} s ({times}runtime.start_timeout_s)"
         text, is_free = f"{text}: {_room_for(actor)}", _has_room(actor)
         if actor is self._learner:
             self._end(actor)

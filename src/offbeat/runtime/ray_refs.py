@@ -44,7 +44,7 @@ class RemoteSegmentData(RemoteData):
 class ActorRef:
     """An actor as the driver knows it. One that ``is_gone`` is not listened to any more.
 
-    ``patience_s`` is how long it may take to start.
+    ``start_timeout_s`` is how long it may take to start.
     """
 
     name: str
@@ -52,7 +52,7 @@ class ActorRef:
     handle: Any
     placement: Placement
     started_s: float
-    patience_s: float
+    start_timeout_s: float
     is_up: bool = False
     is_gone: bool = False
     capacity: int = 1
@@ -62,8 +62,8 @@ class ActorRef:
     methods: dict[str, Any] = field(default_factory=dict)
     pulse: Pulse | None = None
     num_pings: int = 0
-    asked_s: float = -math.inf
-    is_asked: bool = False
+    polled_at_s: float = -math.inf
+    is_polled: bool = False
 
     def ask(self, method: str, *args: Any, group: str | None = None, num_returns: int = 1) -> Any:
         """Call a method of the actor, beside its other work when a ``group`` is named."""

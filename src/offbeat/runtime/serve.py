@@ -37,14 +37,14 @@ class Inbox(Protocol):
 class CollectorServer:
     """A collector with its tickets and weights; posts segments, with the state after them.
 
-    ``patience_s`` is the time until the next step is due, unless a ticket comes: 0 while there is work; a
+    ``poll_timeout_s`` is the time until the next step is due, unless a ticket comes: 0 while there is work; a
     little longer each time while the collector waits for something outside; None while it holds no ticket.
     The first exception is posted as the collector's end: all of its other tickets are lost with it.
     """
 
     def __init__(self, index: int, collector: Collector, newest: Newest, post: Post) -> None:
         self.is_over = False
-        self.patience_s: float | None = None
+        self.poll_timeout_s: float | None = None
         self._index, self._collector = index, collector
         self._newest, self._post = newest, post
         self._open: dict[int, None] = {}  # numbers of tickets whose segments are not posted, in order
@@ -56,7 +56,7 @@ class CollectorServer:
         if not self.is_over:
             self._open[ticket.number] = None
             self._at_least = max(self._at_least, ticket.version)
-            self.patience_s = 0.0
+            self.poll_timeout_s = 0.0
             self._attempt(partial(self._collector.accept, ticket), ticket.number)
 
     def step(self) -> None:
@@ -69,7 +69,7 @@ class CollectorServer:
         try:
             work()
         except Exception as error:
-            self.is_over, self.patience_s = True, None
+            self.is_over, self.poll_timeout_s = True, None
             is_late = isinstance(error, SyncTimeout)
             text = f"collector {self._index} raised in ticket {ticket}:\n{describe(error)}"
             self._post(CollectorDown(self._index, str(error) if is_late else text, raised=not is_late))
@@ -91,9 +91,9 @@ class CollectorServer:
             state_s = 0.0
             del self._open[number]
         if progress.idle and self._open:
-            self.patience_s = min(max(_SHORT_S, 2.0 * (self.patience_s or 0.0)), _LONG_S)
+            self.poll_timeout_s = min(max(_SHORT_S, 2.0 * (self.poll_timeout_s or 0.0)), _LONG_S)
         else:
-            self.patience_s = 0.0 if self._open else None
+            self.poll_timeout_s = 0.0 if self._open else None
 
 
 def start(
@@ -114,7 +114,7 @@ def start(
 
 def serve(server: CollectorServer, inbox: Inbox) -> None:
     """Run a collector until its inbox says stop or it raises."""
-    while not server.is_over and (tickets := inbox.receive(server.patience_s)) is not None:
+    while not server.is_over and (tickets := inbox.receive(server.poll_timeout_s)) is not None:
         for ticket in tickets:
             server.accept(ticket)
         server.step()

@@ -9,7 +9,7 @@ from statistics import median
 
 import psutil
 
-_AWAY_S = 2.0
+_SUSPENDED_S = 2.0
 _BUSY_SHARE = 0.1
 _STOPPED_SHARE = 0.125
 _ROUNDS_REMEMBERED = 20
@@ -38,13 +38,13 @@ class Pulse:
         self._timeout_s = timeout_s
         self._count = -1
         self._cpu_s = math.inf
-        self._seen_s = self._asked_s = now_s
+        self._seen_s = self._polled_at_s = now_s
 
     def is_dead(self, count: int, cpu_s: float, now_s: float, is_stopped: bool = False) -> bool:
         """Judge by the counter and the processor time used so far; to be asked about once a second."""
-        if (away_s := now_s - self._asked_s) > _AWAY_S:  # the asker itself did not run: blame nobody
-            self._seen_s += away_s
-        self._asked_s = now_s
+        if (suspended_s := now_s - self._polled_at_s) > _SUSPENDED_S:
+            self._seen_s += suspended_s  # extend the deadline by the time this process was suspended
+        self._polled_at_s = now_s
         is_busy = cpu_s - self._cpu_s > _BUSY_SHARE * self._timeout_s
         if count != self._count or is_busy or math.isinf(self._cpu_s):
             self._count, self._cpu_s, self._seen_s = count, cpu_s, now_s

@@ -1,6 +1,6 @@
-"""The simulator's own books: what really happened, and whether the promises were kept.
+"""Checks the invariants of a simulated run: staleness bound, conservation of tickets, progress.
 
-Nothing here is taken from the coordinator's state: the books follow the actions it gave and the events
+Nothing here is taken from the coordinator's state: the checker follows the actions it gave and the events
 that came of them, so that a mistake in the coordinator's own checks does not hide another one.
 """
 
@@ -42,8 +42,8 @@ def gates_at_first(config: PaceConfig) -> GatesSet:
 
 
 @dataclass(slots=True)
-class Books:
-    """State of every ticket, version behind every segment, and work of every component.
+class InvariantChecker:
+    """A record of every ticket, segment and component of a run, checked after each step.
 
     ``dial`` is the chosen setting (-1: auto); ``always_zero`` says that k was 0 all along, so that
     not even the order of training may depend on timing. ``tickets`` are as last issued; ``born_under``
@@ -246,7 +246,7 @@ class Books:
             dropped=0,
             lost=len(self.lost),
         )
-        _require(counts == mine, CONSERVATION, "{}, but the books say {}", counts, mine)
+        _require(counts == mine, CONSERVATION, "{}, but the checker counts {}", counts, mine)
         total = mine.running + mine.ready + mine.trained + mine.lost
         _require(total == mine.issued, CONSERVATION, "a ticket is in two places: {}", mine)
 
@@ -286,8 +286,8 @@ class Books:
             used_up = len(self.trained) == rounds * size and left == 0
             _require(used_up, CONSERVATION, "{} segments trained, {} left over", len(self.trained), left)
 
-    def after_crash(self, keeps_segments: bool) -> Books:
-        """Return the books of a run that continues from here: ready segments survive only if kept."""
+    def after_crash(self, keeps_segments: bool) -> InvariantChecker:
+        """Return the checker of a run that continues from here: ready segments survive only if kept."""
         return replace(
             self,
             asked_to_publish=-1,
