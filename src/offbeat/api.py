@@ -139,9 +139,9 @@ def play(
     max_steps: int | None = None,
     watch: Watch | None = None,
 ) -> PlayResult:
-    """Play a run's newest (or best) weights in the environment of its evaluation, and film it.
+    """Play a run's newest (or best) weights in the environment of its evaluation, and record a video.
 
-    The film goes to ``out`` (a ``.gif`` or ``.mp4``), by default to ``play.gif`` in the run's directory;
+    The video goes to ``out`` (a ``.gif`` or ``.mp4``), by default to ``play.gif`` in the run's directory;
     ``film=False`` makes none. ``seed`` is that of the first episode, by default ``run.seed``; the next have
     the next ones. ``against`` names a baseline that plays the same seeds; ``watch`` is called at every step.
 
@@ -151,11 +151,11 @@ def play(
 
     directory = existing(run_dir)
     config = load(settings_of(directory))
-    wishes = playing.Wishes(
+    options = playing.PlayOptions(
         episodes=episodes,
         seed=config.run.seed if seed is None else seed,
         out=None if out is None else Path(out),
-        film=directory / "play.gif" if film and out is None else None,
+        default_out=directory / "play.gif" if film and out is None else None,
         fps=fps,
         against=against,
         deterministic=config.eval.deterministic and not stochastic,
@@ -168,7 +168,7 @@ def play(
     show = algorithms.find(config.algorithm.name).show
     with fitting_weights(saved):
         policy = make_roles(config).policy(saved.weights)
-        return playing.play(config.eval_env, policy, saved.version, wishes, show)
+        return playing.play(config.eval_env, policy, saved.version, options, show)
 
 
 @announced_imports()

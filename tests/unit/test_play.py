@@ -1,4 +1,4 @@
-"""Agents at play: what is shown, filmed and compared."""
+"""Agents at play: what is rendered, recorded and compared."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from offbeat.cli.main import main
 from offbeat.config.models import EnvConfig, EvalConfig, RunConfig
 from offbeat.envs.judged import check_eval_env, look_at_world
 from offbeat.errors import CheckpointError, ConfigError, EnvError
-from offbeat.observe import film as film_module
-from offbeat.observe.film import Film
+from offbeat.observe import video as video_module
+from offbeat.observe.video import VideoWriter
 from offbeat.roles import SingleRank, WorkerContext
 from offbeat.run import playing
-from offbeat.run.playing import Moment, PlayResult, Wishes
+from offbeat.run.playing import PlayOptions, PlayResult, StepView
 
 HERE = __name__
 
@@ -121,8 +121,8 @@ def env(kind: type = Shown, **kwargs: Any) -> EnvConfig:
     return EnvConfig(id=f"{HERE}:{kind.__name__}", kwargs=kwargs)
 
 
-def play(config: EnvConfig | None = None, **wishes: Any) -> PlayResult:
-    return playing.play(config or env(), Agent(), 7, Wishes(**wishes))
+def play(config: EnvConfig | None = None, **options: Any) -> PlayResult:
+    return playing.play(config or env(), Agent(), 7, PlayOptions(**options))
 
 
 # ---------------------------------------------------------------- the result
@@ -130,7 +130,7 @@ def play(config: EnvConfig | None = None, **wishes: Any) -> PlayResult:
 
 def test_one_entry_for_each_episode() -> None:
     agent = Agent()
-    result = playing.play(env(), agent, 7, Wishes(episodes=3, seed=5, deterministic=False))
+    result = playing.play(env(), agent, 7, PlayOptions(episodes=3, seed=5, deterministic=False))
     assert (result.version, result.seeds) == (7, (5, 6, 7))
     assert (result.returns, result.lengths, result.scores) == ((8.0,) * 3, (4,) * 3, (4.0,) * 3)
     assert result.endings == ("terminated",) * 3
@@ -153,7 +153,7 @@ def test_the_same_seed_is_the_same_game() -> None:
 
     for seed in (1, 1, 2):
         seen.append([])
-        playing.play(env(), Watcher(), 0, Wishes(seed=seed))
+        playing.play(env(), Watcher(), 0, PlayOptions(seed=seed))
     assert seen[0] == seen[1] != seen[2]
 
 
@@ -168,55 +168,57 @@ def test_limits_of_the_environment_count() -> None:
     assert (play(config).lengths, play(config).endings) == ((6,), ("truncated",))
 
 
-@pytest.mark.parametrize("wishes", [{"episodes": 0}, {"max_steps": 0}, {"fps": 0}, {"fps": 51}, {"seed": -1}])
-def test_wishes_that_make_no_sense(wishes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wishes))):
-        Wishes(**wishes)
+@pytest.mark.parametrize(
+    "options", [{"episodes": 0}, {"max_steps": 0}, {"fps": 0}, {"fps": 51}, {"seed": -1}]
+)
+def test_wishes_that_make_no_sense(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        PlayOptions(**options)
 
 
 # ---------------------------------------------------------------- watching
 
 
 def test_a_spectator_sees_every_step() -> None:
-    moments: list[Moment] = []
-    play(episodes=2, watch=moments.append)
-    assert [(one.episode, one.step) for one in moments] == [(e, s) for e in (1, 2) for s in range(5)]
-    assert [one.score for one in moments[:5]] == [0, 1, 2, 3, 4]
-    assert moments[3].text == "\x1b[91mcount 3\x1b[0m\n"
-    assert moments[0].fps == 10
+    views: list[StepView] = []
+    play(episodes=2, watch=views.append)
+    assert [(one.episode, one.step) for one in views] == [(e, s) for e in (1, 2) for s in range(5)]
+    assert [one.score for one in views[:5]] == [0, 1, 2, 3, 4]
+    assert views[3].text == "\x1b[91mcount 3\x1b[0m\n"
+    assert views[0].fps == 10
 
 
 def test_text_and_pictures_show_the_same_game(tmp_path: Path) -> None:
-    moments: list[Moment] = []
-    result = play(out=tmp_path / "a.gif", watch=moments.append, fps=5)
-    assert [one.text for one in moments] == [f"\x1b[91mcount {step}\x1b[0m\n" for step in range(5)]
-    assert (result.num_frames, moments[0].fps) == (5, 5)
+    views: list[StepView] = []
+    result = play(out=tmp_path / "a.gif", watch=views.append, fps=5)
+    assert [one.text for one in views] == [f"\x1b[91mcount {step}\x1b[0m\n" for step in range(5)]
+    assert (result.num_frames, views[0].fps) == (5, 5)
 
 
 def test_an_environment_without_text_is_watched_by_numbers() -> None:
-    moments: list[Moment] = []
-    play(env(Scoreless), watch=moments.append)
-    assert [one.text for one in moments] == [None] * 5
-    assert moments[-1].score == 8.0
+    views: list[StepView] = []
+    play(env(Scoreless), watch=views.append)
+    assert [one.text for one in views] == [None] * 5
+    assert views[-1].score == 8.0
 
 
 def test_two_different_games_are_not_shown_as_one(tmp_path: Path) -> None:
-    moments: list[Moment] = []
-    result = play(env(Unseeded), out=tmp_path / "a.gif", watch=moments.append)
-    assert {one.text for one in moments} == {None}
+    views: list[StepView] = []
+    result = play(env(Unseeded), out=tmp_path / "a.gif", watch=views.append)
+    assert {one.text for one in views} == {None}
     assert result.num_frames == 5
     (note,) = result.notes
     assert "plays differently from equal seeds" in note
 
 
 def test_an_observation_with_nan_equals_itself(tmp_path: Path) -> None:
-    moments: list[Moment] = []
-    result = play(env(Holey), out=tmp_path / "a.gif", watch=moments.append)
+    views: list[StepView] = []
+    result = play(env(Holey), out=tmp_path / "a.gif", watch=views.append)
     assert (result.lengths, result.num_frames, result.notes) == ((4,), 5, ())
-    assert [one.text for one in moments] == [f"\x1b[91mcount {step}\x1b[0m\n" for step in range(5)]
+    assert [one.text for one in views] == [f"\x1b[91mcount {step}\x1b[0m\n" for step in range(5)]
 
 
-# ---------------------------------------------------------------- films
+# ---------------------------------------------------------------- videos
 
 
 def frames_of(path: Path) -> tuple[list[int], list[int]]:
@@ -254,18 +256,18 @@ def test_an_mp4_has_every_frame(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a.mp4"]
 
 
-def test_long_films_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(film_module.MAX_FRAMES, ".gif", 3)
+def test_long_videos_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(video_module.MAX_FRAMES, ".gif", 3)
     result = play(out=tmp_path / "a.gif")
     assert (result.num_frames, result.lengths) == (3, (4,))
-    assert result.notes == ("the film was cut after 3 frames; a .mp4 can be longer",)
+    assert result.notes == ("the video was cut after 3 frames; a .mp4 can be longer",)
     assert frames_of(tmp_path / "a.gif")[0] == [0, 20, 40]
 
 
 @pytest.mark.parametrize("suffix", ["gif", "mp4"])
-def test_an_interrupted_game_keeps_its_film(tmp_path: Path, suffix: str) -> None:
-    def watch(moment: Moment) -> None:
-        if moment.episode == 2 and moment.step == 2:
+def test_an_interrupted_game_keeps_its_video(tmp_path: Path, suffix: str) -> None:
+    def watch(view: StepView) -> None:
+        if view.episode == 2 and view.step == 2:
             raise KeyboardInterrupt
 
     path = tmp_path / f"a.{suffix}"
@@ -278,9 +280,9 @@ def test_an_interrupted_game_keeps_its_film(tmp_path: Path, suffix: str) -> None
 
 
 @pytest.mark.parametrize("suffix", ["gif", "mp4"])
-def test_an_environment_that_fails_leaves_the_old_film(tmp_path: Path, suffix: str) -> None:
-    def watch(moment: Moment) -> None:
-        if moment.step == 2:
+def test_an_environment_that_fails_leaves_the_old_video(tmp_path: Path, suffix: str) -> None:
+    def watch(view: StepView) -> None:
+        if view.step == 2:
             raise RuntimeError("broken")
 
     path = tmp_path / f"a.{suffix}"
@@ -295,7 +297,7 @@ def test_an_environment_that_fails_leaves_the_old_film(tmp_path: Path, suffix: s
     ("name", "message"),
     [
         ("a.avi", r"ends in \.gif or \.mp4"),
-        ("film", r"ends in \.gif or \.mp4"),
+        ("video", r"ends in \.gif or \.mp4"),
         ("nowhere/a.gif", "cannot be written: No such file"),
         ("taken.gif", "is a directory"),
     ],
@@ -305,7 +307,7 @@ def test_files_that_cannot_be_written_are_refused_before_playing(
 ) -> None:
     (tmp_path / "taken.gif").mkdir()
     with pytest.raises(ConfigError, match=message):
-        Wishes(out=tmp_path / name)
+        PlayOptions(out=tmp_path / name)
     assert os.listdir(tmp_path) == ["taken.gif"]
 
 
@@ -315,18 +317,18 @@ def test_a_missing_package_is_named_before_playing(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=r'pip install "offbeat\[video\]"'):
-        Wishes(out=tmp_path / f"a.{suffix}")
-    result = play(film=tmp_path / f"a.{suffix}")
+        PlayOptions(out=tmp_path / f"a.{suffix}")
+    result = play(default_out=tmp_path / f"a.{suffix}")
     assert 'pip install "offbeat[video]"' in result.notes[0]
     assert (result.file, result.lengths) == (None, (4,))
 
 
 def test_an_environment_without_pictures_says_so(tmp_path: Path) -> None:
-    moments: list[Moment] = []
-    with pytest.raises(ConfigError, match="no render mode rgb_array: play it without a film"):
-        play(env(Scoreless), out=tmp_path / "a.gif", watch=moments.append)
-    assert moments == [], "refused before playing"
-    result = play(env(Scoreless), film=tmp_path / "a.gif")
+    views: list[StepView] = []
+    with pytest.raises(ConfigError, match="no render mode rgb_array: play it without a video"):
+        play(env(Scoreless), out=tmp_path / "a.gif", watch=views.append)
+    assert views == [], "refused before playing"
+    result = play(env(Scoreless), default_out=tmp_path / "a.gif")
     assert (result.file, result.lengths) == (None, (4,))
     assert "no render mode rgb_array" in result.notes[0]
     assert os.listdir(tmp_path) == []
@@ -335,7 +337,7 @@ def test_an_environment_without_pictures_says_so(tmp_path: Path) -> None:
 def test_pictures_that_cannot_be_drawn(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="pip install pencils"):
         play(env(Undrawable), out=tmp_path / "a.gif")
-    result = play(env(Undrawable), film=tmp_path / "a.gif")
+    result = play(env(Undrawable), default_out=tmp_path / "a.gif")
     assert "pip install pencils" in result.notes[0]
     assert result.lengths == (4,)
 
@@ -345,19 +347,19 @@ def test_pictures_that_cannot_be_drawn(tmp_path: Path) -> None:
 )
 def test_pictures_of_another_kind_are_refused(tmp_path: Path, frame: object) -> None:
     with pytest.raises(EnvError, match=r"uint8 \[height, width, 3\]"):
-        Film(tmp_path / "a.gif", 6).add(lambda: frame)
+        VideoWriter(tmp_path / "a.gif", 6).add(lambda: frame)
 
 
 def test_pictures_have_one_size(tmp_path: Path) -> None:
-    film = Film(tmp_path / "a.gif", 6)
-    film.add(lambda: np.zeros((3, 4, 3), np.uint8))
+    video = VideoWriter(tmp_path / "a.gif", 6)
+    video.add(lambda: np.zeros((3, 4, 3), np.uint8))
     with pytest.raises(EnvError, match="keep one size"):
-        film.add(lambda: np.zeros((4, 4, 3), np.uint8))
-    film.discard()
+        video.add(lambda: np.zeros((4, 4, 3), np.uint8))
+    video.discard()
 
 
-def test_no_frame_no_film(tmp_path: Path) -> None:
-    assert Film(tmp_path / "a.mp4", 6).close() is None
+def test_no_frame_no_video(tmp_path: Path) -> None:
+    assert VideoWriter(tmp_path / "a.mp4", 6).close() is None
     assert os.listdir(tmp_path) == []
 
 
@@ -367,7 +369,7 @@ def test_no_frame_no_film(tmp_path: Path) -> None:
 def test_random_plays_the_same_seeds_with_legal_actions() -> None:
     agent = Agent()
     agent.act = lambda obs, *, deterministic=True: np.int64(1)  # type: ignore[method-assign]
-    result = playing.play(env(Picky), agent, 0, Wishes(against="random", episodes=2))
+    result = playing.play(env(Picky), agent, 0, PlayOptions(against="random", episodes=2))
     assert result.against == (8.0, 8.0)
 
 
@@ -382,12 +384,12 @@ def test_an_interrupted_baseline_has_no_scores(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_unknown_baselines_are_refused_before_playing() -> None:
-    moments: list[Moment] = []
+    views: list[StepView] = []
     with pytest.raises(ConfigError, match=r"no baseline 'greedy' .* known: random"):
-        play(against="greedy", watch=moments.append)
+        play(against="greedy", watch=views.append)
     with pytest.raises(ConfigError, match="did you mean greedy"):
-        play(EnvConfig(id="offbeat/ColorLines-v0"), against="gredy", watch=moments.append)
-    assert moments == []
+        play(EnvConfig(id="offbeat/ColorLines-v0"), against="gredy", watch=views.append)
+    assert views == []
 
 
 @pytest.mark.parametrize("name", ["random", "greedy", "windows"])
@@ -400,13 +402,13 @@ def test_color_lines_has_baselines(name: str) -> None:
         def act(self, obs, *, deterministic=True):
             return mover.act(obs)
 
-    moments: list[Moment] = []
-    wishes = Wishes(against=name, episodes=2, max_steps=40, watch=moments.append)
-    result = playing.play(EnvConfig(id="offbeat/ColorLines-v0"), Mover(), 0, wishes)
+    views: list[StepView] = []
+    options = PlayOptions(against=name, episodes=2, max_steps=40, watch=views.append)
+    result = playing.play(EnvConfig(id="offbeat/ColorLines-v0"), Mover(), 0, options)
     assert result.against is not None
     assert len(result.against) == len(result.scores) == 2
     assert name == "random" or sum(result.against) > sum(result.scores)
-    assert "score 0" in (moments[0].text or "")
+    assert "score 0" in (views[0].text or "")
 
 
 # ---------------------------------------------------------------- whole runs
@@ -421,7 +423,7 @@ def test_play_of_a_run(small_run: Callable[..., Any], tmp_path: Path) -> None:
     assert (result.version, result.seeds) == (2, (11, 12))
     assert result.returns == result.scores == tuple(map(float, result.lengths))
     assert result.against is not None
-    assert result == offbeat.play(run, film=False, episodes=2, against="random", watch=lambda moment: None)
+    assert result == offbeat.play(run, film=False, episodes=2, against="random", watch=lambda view: None)
     assert offbeat.play(run, film=False, seed=3).seeds == (3,)
 
 
@@ -499,7 +501,7 @@ def test_the_command_refuses_and_interrupts(
     assert "ends in .gif or .mp4" in capsys.readouterr().err
     assert run_command("play", str(shown_run), "--out", "a.gif", "--no-film") == 2
 
-    def interrupt(self: object, moment: Moment) -> None:
+    def interrupt(self: object, view: StepView) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli_play._FirstAndLast, "__call__", interrupt)

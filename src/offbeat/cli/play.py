@@ -19,7 +19,7 @@ from offbeat.cli.resume import RunDirectory
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from offbeat.run.playing import Moment, PlayResult, Watch
+    from offbeat.run.playing import PlayResult, StepView, Watch
 
 _LINE_S = 0.1
 
@@ -96,7 +96,7 @@ def _rows(result: PlayResult, against: str | None) -> dict[str, str]:
             against, None if result.against is None else fmean(result.against)
         )
     if result.file is not None:
-        rows["film"] = f"{result.file}, {result.num_frames:,} frames at {result.fps:g} a second"
+        rows["video"] = f"{result.file}, {result.num_frames:,} frames at {result.fps:g} a second"
     return rows
 
 
@@ -152,34 +152,34 @@ def _screen() -> Iterator[Watch]:
 
 
 class _InPlace:
-    """Draws every moment over the one before, at the speed it is meant to be seen at."""
+    """Draws every step over the one before, at the speed it is meant to be seen at."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
         self._due_s = 0.0
-        self._hidden: Moment | None = None
+        self._hidden: StepView | None = None
 
-    def __call__(self, moment: Moment) -> None:
-        if moment.text is not None:
-            self._draw(moment)
-            self._wait(1 / moment.fps)
+    def __call__(self, view: StepView) -> None:
+        if view.text is not None:
+            self._draw(view)
+            self._wait(1 / view.fps)
         elif time.monotonic() < self._due_s:
-            self._hidden = moment  # nothing to look at but numbers: no reason to slow the game down
+            self._hidden = view  # nothing to look at but numbers: no reason to slow the game down
         else:
-            self._draw(moment)
+            self._draw(view)
             self._due_s = time.monotonic() + _LINE_S
 
     def close(self) -> None:
-        """Leave the last moment on the screen."""
+        """Leave the last step on the screen."""
         if self._hidden is not None:
             self._draw(self._hidden)
 
-    def _draw(self, moment: Moment) -> None:
+    def _draw(self, view: StepView) -> None:
         from rich.console import Group
         from rich.text import Text
 
-        picture = [] if moment.text is None else [Text.from_ansi(moment.text.rstrip("\n"))]
-        self._live.update(Group(*picture, Text(_status(moment), style="bold")), refresh=True)
+        picture = [] if view.text is None else [Text.from_ansi(view.text.rstrip("\n"))]
+        self._live.update(Group(*picture, Text(_status(view), style="bold")), refresh=True)
         self._hidden = None
 
     def _wait(self, frame_s: float) -> None:
@@ -192,14 +192,14 @@ class _FirstAndLast:
     """Prints the first and the last frame of each episode."""
 
     def __init__(self) -> None:
-        self._last: Moment | None = None
+        self._last: StepView | None = None
 
-    def __call__(self, moment: Moment) -> None:
-        if moment.step == 0:
+    def __call__(self, view: StepView) -> None:
+        if view.step == 0:
             self.close()
-            self._print(moment)
+            self._print(view)
         else:
-            self._last = moment
+            self._last = view
 
     def close(self) -> None:
         """Print the last frame, if it has not been yet."""
@@ -207,12 +207,12 @@ class _FirstAndLast:
             self._print(self._last)
         self._last = None
 
-    def _print(self, moment: Moment) -> None:
+    def _print(self, view: StepView) -> None:
         from rich.text import Text
 
-        if moment.text is not None:
-            print(f"{Text.from_ansi(moment.text).plain.rstrip()}\n{_status(moment)}\n")
+        if view.text is not None:
+            print(f"{Text.from_ansi(view.text).plain.rstrip()}\n{_status(view)}\n")
 
 
-def _status(moment: Moment) -> str:
-    return f"episode {moment.episode}, step {moment.step:,}, score {moment.score:g}"
+def _status(view: StepView) -> str:
+    return f"episode {view.episode}, step {view.step:,}, score {view.score:g}"

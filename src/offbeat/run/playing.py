@@ -1,4 +1,4 @@
-"""An agent at play: episodes in one environment that can be seen, filmed and compared with a baseline."""
+"""Plays episodes in one environment; renders them, records a video and compares with a baseline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from offbeat.config.errors import did_you_mean
 from offbeat.config.models import EnvConfig
 from offbeat.envs.make import make_single
 from offbeat.errors import ConfigError
-from offbeat.observe.film import MAX_FPS, Film, check_place, missing_package
+from offbeat.observe.video import MAX_FPS, VideoWriter, check_place, missing_package
 from offbeat.types import Array
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ MakeShown = Callable[[EnvConfig, str | None], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """The view of a spectator: at the start of an episode (``step`` 0) and after every step of it.
+class StepView:
+    """One step as ``watch`` gets it: at the start of an episode (``step`` 0) and after every step of it.
 
     ``score`` is the environment's own (``info["score"]``) where it has one, else the return so far; ``text``
     is the environment drawn in characters, None when it cannot be. ``fps`` is the speed to watch it at.
@@ -54,7 +54,9 @@ class Moment:
     fps: float
 
 
-Watch = Callable[[Moment], None]
+Moment = StepView
+"""Older name of `StepView`."""
+Watch = Callable[[StepView], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class PlayResult:
     """Episodes that a run's weights played, one entry for each.
 
     ``scores`` are the environment's own (``info["score"]``) where it has some, else the returns. ``against``
-    are those of the baseline on the same seeds. ``file`` is the film, None when there is none; ``notes`` say
+    are those of the baseline on the same seeds. ``file`` is the video, None when there is none; ``notes`` say
     what did not go as asked. The last episode of an ``interrupted`` one is not whole.
     """
 
@@ -92,13 +94,13 @@ class PlayResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """Options of playing. ``out`` is the film that was asked for, ``film`` one that would be nice to have."""
+class PlayOptions:
+    """Options of playing. ``out`` is a video that is required, ``default_out`` one to write if possible."""
 
     episodes: int = 1
     seed: int = 0
     out: Path | None = None
-    film: Path | None = None
+    default_out: Path | None = None
     fps: float | None = None
     against: str | None = None
     deterministic: bool = True
@@ -121,40 +123,40 @@ class Wishes:
 
 
 def play(
-    env: EnvConfig, policy: Policy, version: int, wishes: Wishes, make: MakeShown = make_single
+    env: EnvConfig, policy: Policy, version: int, options: PlayOptions, make: MakeShown = make_single
 ) -> PlayResult:
     """Play episodes with a policy; episode i is reset with ``seed + i``, and so is the baseline's."""
     _no_windows()
     notes: list[str] = []
-    look = _Look(env, make)
-    rival = None
-    if wishes.against is not None:
-        rival = _baseline(env, look.action_space, wishes.against, wishes.seed)
-    film = look.film(wishes, notes)
-    stage = _Stage(env, look.ways(film, wishes.watch), notes, make)
-    show = _Show(film, wishes.watch, wishes.fps or look.fps)
+    modes = _RenderModes(env, make)
+    baseline = None
+    if options.against is not None:
+        baseline = _baseline(env, modes.action_space, options.against, options.seed)
+    video = modes.video(options, notes)
+    rendered = _RenderedEnv(env, modes.render_modes(video, options.watch), notes, make)
+    sink = _FrameSink(video, options.watch, options.fps or modes.fps)
 
     def act(obs: Array) -> Any:
-        return policy.act(obs, deterministic=wishes.deterministic)
+        return policy.act(obs, deterministic=options.deterministic)
 
     try:
-        games = _play_all(stage, act, policy.reset, wishes, show)
-        file = None if film is None else film.close()
+        games = _play_all(rendered, act, policy.reset, options, sink)
+        file = None if video is None else video.close()
     finally:
-        stage.close()
-        if film is not None:
-            film.discard()
-    if film is not None and film.is_cut:
-        notes.append(f"the film was cut after {film.num_frames} frames; a .mp4 can be longer")
+        rendered.close()
+        if video is not None:
+            video.discard()
+    if video is not None and video.is_cut:
+        notes.append(f"the video was cut after {video.num_frames} frames; a .mp4 can be longer")
     result = _result(version, games, notes)
-    if film is not None:
-        result = replace(result, file=file, num_frames=film.num_frames)
-    if rival is not None and not result.interrupted:
-        against = _play_rival(env, rival, wishes, make)
+    if video is not None:
+        result = replace(result, file=file, num_frames=video.num_frames)
+    if baseline is not None and not result.interrupted:
+        against = _play_baseline(env, baseline, options, make)
         result = replace(result, against=against, interrupted=against is None)
         if against is None:
-            notes.append(f"interrupted while {wishes.against} played")
-    return replace(result, fps=show.fps, notes=tuple(notes))
+            notes.append(f"interrupted while {options.against} played")
+    return replace(result, fps=sink.fps, notes=tuple(notes))
 
 
 def _result(version: int, games: Sequence[Game], notes: list[str]) -> PlayResult:
@@ -179,36 +181,36 @@ def _result(version: int, games: Sequence[Game], notes: list[str]) -> PlayResult
 
 
 def _play_all(
-    stage: _Stage, act: Player, forget: Callable[[], None], wishes: Wishes, show: _Show
+    env: _RenderedEnv, act: Player, forget: Callable[[], None], options: PlayOptions, sink: _FrameSink
 ) -> list[Game]:
     games: list[Game] = []
-    for number in range(wishes.episodes):
+    for number in range(options.episodes):
         forget()
-        games.append(_play_one(stage, act, number, wishes, show))
+        games.append(_play_one(env, act, number, options, sink))
         if games[-1].ending == "interrupted":
             break
     return games
 
 
-def _play_one(stage: _Stage, act: Player, number: int, wishes: Wishes, show: _Show) -> Game:
-    seed = wishes.seed + number
+def _play_one(env: _RenderedEnv, act: Player, number: int, options: PlayOptions, sink: _FrameSink) -> Game:
+    seed = options.seed + number
     total, length, score = 0.0, 0, 0.0
     ending: Ending = "cut"
     try:
-        obs, info = stage.reset(seed)
+        obs, info = env.reset(seed)
         score = _score(info, total)
-        show(stage, number + 1, length, score)
-        while length < wishes.max_steps:
-            obs, reward, is_terminated, is_truncated, info = stage.step(act(obs))
+        sink(env, number + 1, length, score)
+        while length < options.max_steps:
+            obs, reward, is_terminated, is_truncated, info = env.step(act(obs))
             total, length = total + reward, length + 1
             score = _score(info, total)
-            show(stage, number + 1, length, score)
+            sink(env, number + 1, length, score)
             if is_terminated or is_truncated:
                 ending = "terminated" if is_terminated else "truncated"
                 break
     except KeyboardInterrupt:
         ending = "interrupted"
-    show.end()
+    sink.end()
     return Game(seed, total, length, score, ending)
 
 
@@ -217,52 +219,56 @@ def _score(info: Mapping[str, Any], total: float) -> float:
     return float(score) if isinstance(score, int | float | np.number) else total
 
 
-def _play_rival(env: EnvConfig, rival: Player, wishes: Wishes, make: MakeShown) -> tuple[float, ...] | None:
-    """The scores of a baseline, unseen; None when it was interrupted."""
-    stage = _Stage(env, [None], [], make)
+def _play_baseline(
+    config: EnvConfig, baseline: Player, options: PlayOptions, make: MakeShown
+) -> tuple[float, ...] | None:
+    """Return the scores of a baseline, which is not rendered; None when it was interrupted."""
+    env = _RenderedEnv(config, [None], [], make)
     try:
-        games = _play_all(stage, rival, lambda: None, wishes, _Show(None, None, DEFAULT_FPS))
+        games = _play_all(env, baseline, lambda: None, options, _FrameSink(None, None, DEFAULT_FPS))
     finally:
-        stage.close()
+        env.close()
     is_whole = games[-1].ending != "interrupted"
     return tuple(game.score for game in games) if is_whole else None
 
 
-class _Show:
-    """Hands every step to the film and to whoever watches."""
+class _FrameSink:
+    """A sink of rendered steps: the video and the callback ``watch``."""
 
-    def __init__(self, film: Film | None, watch: Watch | None, fps: float) -> None:
+    def __init__(self, video: VideoWriter | None, watch: Watch | None, fps: float) -> None:
         self.fps = fps
-        self._film = film
+        self._video = video
         self._watch = watch
 
-    def __call__(self, stage: _Stage, episode: int, step: int, score: float) -> None:
-        if self._film is not None:
-            self._film.add(lambda: stage.render("rgb_array"))
+    def __call__(self, env: _RenderedEnv, episode: int, step: int, score: float) -> None:
+        if self._video is not None:
+            self._video.add(lambda: env.render("rgb_array"))
         if self._watch is not None:
-            text = stage.render("ansi")
-            self._watch(Moment(episode, step, score, text if isinstance(text, str) else None, self.fps))
+            text = env.render("ansi")
+            self._watch(StepView(episode, step, score, text if isinstance(text, str) else None, self.fps))
 
     def end(self) -> None:
         """Note the end of an episode."""
-        if self._film is not None:
-            self._film.hold()
+        if self._video is not None:
+            self._video.hold()
 
 
 # ---------------------------------------------------------------- the environment
 
 
-class _Stage:
-    """The environment, once for each way in which it is shown: it is made for one of them only.
+class _RenderedEnv:
+    """An environment in lockstep copies, one per render mode: Gymnasium makes each for one mode only.
 
     All are played alike from the same seeds. Observations come from the first; another that differs from it
-    draws from elsewhere than its seed, and is no longer shown.
+    draws from elsewhere than its seed, and is no longer rendered.
     """
 
-    def __init__(self, env: EnvConfig, ways: Sequence[str | None], notes: list[str], make: MakeShown) -> None:
+    def __init__(
+        self, env: EnvConfig, render_modes: Sequence[str | None], notes: list[str], make: MakeShown
+    ) -> None:
         self._name = env.id
-        self._first = ways[0]
-        self._envs = {way: make(env, way) for way in ways}
+        self._first = render_modes[0]
+        self._envs = {mode: make(env, mode) for mode in render_modes}
         self._notes = notes
         space = self._envs[self._first].action_space
         self._is_scalar = isinstance(space, gymnasium.spaces.Discrete)
@@ -270,22 +276,22 @@ class _Stage:
 
     def reset(self, seed: int) -> tuple[Array, Mapping[str, Any]]:
         """Start an episode; returns observation and info."""
-        results = {way: env.reset(seed=seed) for way, env in self._envs.items()}
-        self._compare({way: result[0] for way, result in results.items()})
+        results = {mode: env.reset(seed=seed) for mode, env in self._envs.items()}
+        self._compare({mode: result[0] for mode, result in results.items()})
         obs, info = results[self._first]
         return obs, info
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, Mapping[str, Any]]:
         """Take one action; returns what Gymnasium's step does."""
         plain = int(action) if self._is_scalar else np.array(action, self._dtype)
-        results = {way: env.step(plain) for way, env in self._envs.items()}
-        self._compare({way: result[0] for way, result in results.items()})
+        results = {mode: env.step(plain) for mode, env in self._envs.items()}
+        self._compare({mode: result[0] for mode, result in results.items()})
         obs, reward, is_terminated, is_truncated, info = results[self._first]
         return obs, float(reward), bool(is_terminated), bool(is_truncated), info
 
-    def render(self, way: str) -> object:
-        """Return a picture of the environment; None when it is not shown this way."""
-        return self._envs[way].render() if way in self._envs else None
+    def render(self, mode: str) -> object:
+        """Return a picture of the environment; None when it has no copy with this render mode."""
+        return self._envs[mode].render() if mode in self._envs else None
 
     def close(self) -> None:
         """Free what the environments hold."""
@@ -293,11 +299,11 @@ class _Stage:
             env.close()
 
     def _compare(self, seen: Mapping[str | None, Array]) -> None:
-        for way, obs in seen.items():
-            if way != self._first and not _are_equal(obs, seen[self._first]):
-                self._envs.pop(way).close()
+        for mode, obs in seen.items():
+            if mode != self._first and not _are_equal(obs, seen[self._first]):
+                self._envs.pop(mode).close()
                 self._notes.append(
-                    f"{self._name} plays differently from equal seeds: it is shown no more as {way}"
+                    f"{self._name} plays differently from equal seeds: {mode} is not rendered any more"
                 )
 
 
@@ -308,8 +314,8 @@ def _are_equal(one: Array, other: Array) -> bool:
     return np.array_equal(one, other, equal_nan=is_float)
 
 
-class _Look:
-    """The ways in which an environment can be shown."""
+class _RenderModes:
+    """Render modes that an environment has, and those to make it with."""
 
     def __init__(self, env: EnvConfig, make: MakeShown) -> None:
         self._env = env
@@ -321,33 +327,33 @@ class _Look:
         self._modes = tuple(modes)
         probe.close()
 
-    def film(self, wishes: Wishes, notes: list[str]) -> Film | None:
-        """A film to record, if one is wanted and can be; what keeps one that was asked for is an error."""
-        path = wishes.out or wishes.film
+    def video(self, options: PlayOptions, notes: list[str]) -> VideoWriter | None:
+        """Return the writer of the video, None without one; ConfigError when ``out`` cannot be written."""
+        path = options.out or options.default_out
         if path is None:
             return None
-        reason = self._no_pictures() or missing_package(path) or self._blindness()
+        reason = self._no_pictures() or missing_package(path) or self._render_error()
         if reason is None:
-            return Film(path, wishes.fps or self.fps)
-        if wishes.out is not None:
+            return VideoWriter(path, options.fps or self.fps)
+        if options.out is not None:
             raise ConfigError(reason)
-        notes.append(f"no film: {reason}")
+        notes.append(f"no video: {reason}")
         return None
 
-    def ways(self, film: Film | None, watch: Watch | None) -> list[str | None]:
-        """The render modes to make the environment with."""
-        ways: list[str | None] = ["rgb_array"] if film is not None else []
+    def render_modes(self, video: VideoWriter | None, watch: Watch | None) -> list[str | None]:
+        """Return the render modes to make the environment with."""
+        wanted: list[str | None] = ["rgb_array"] if video is not None else []
         if watch is not None and "ansi" in self._modes:
-            ways.append("ansi")
-        return ways or [None]
+            wanted.append("ansi")
+        return wanted or [None]
 
     def _no_pictures(self) -> str | None:
         if "rgb_array" in self._modes:
             return None
-        return f"{self._env.id} has no render mode rgb_array: play it without a film"
+        return f"{self._env.id} has no render mode rgb_array: play it without a video"
 
-    def _blindness(self) -> str | None:
-        """Why no picture can be made, found out by making one."""
+    def _render_error(self) -> str | None:
+        """Try to render a frame; return why that fails, None when it does not."""
         env = self._make(self._env, "rgb_array")
         try:
             env.reset(seed=0)

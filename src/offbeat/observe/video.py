@@ -1,4 +1,4 @@
-"""Films of agents at play: GIF by Pillow, MP4 by ffmpeg. Whole or absent, like everything a run writes."""
+"""Videos of episodes: GIF by Pillow, MP4 by ffmpeg. Written whole or not at all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Frame = NDArray[np.uint8]
 """A picture ``[height, width, 3]``."""
 
 MAX_FRAMES = {".gif": 600, ".mp4": 20_000}
-"""Longest film by suffix. Viewers hold a whole GIF in memory, and so do we while it is made."""
+"""Longest video by suffix. Viewers hold a whole GIF in memory, and so does the writer."""
 MAX_FPS = 50
 """More than this no viewer shows of a GIF, whose times are hundredths of a second."""
 _NEEDS = {".gif": "PIL.Image", ".mp4": "imageio_ffmpeg"}
@@ -45,7 +45,7 @@ def missing_package(path: Path) -> str | None:
 def check_place(path: Path) -> None:
     """Refuse a file that could not be written in the end."""
     if path.suffix not in MAX_FRAMES:
-        raise ConfigError(f"{path} is no film: give a name that ends in {' or '.join(MAX_FRAMES)}")
+        raise ConfigError(f"{path} is no video: give a name that ends in {' or '.join(MAX_FRAMES)}")
     if path.is_dir():
         raise ConfigError(f"{path} is a directory; give the name of a file in it")
     temporary = _beside(path)
@@ -56,10 +56,10 @@ def check_place(path: Path) -> None:
         raise ConfigError(f"{path} cannot be written: {error.strerror}; choose another file") from error
 
 
-class Film:
-    """Takes frames and makes a file of them. Frames past ``MAX_FRAMES`` are left out: see ``is_cut``.
+class VideoWriter:
+    """A writer of a video, frame by frame. Frames past ``MAX_FRAMES`` are left out: see ``is_cut``.
 
-    Example: ``film = Film(Path("play.gif"), fps=6); film.add(env.render); film.close()``.
+    Example: ``video = VideoWriter(Path("play.gif"), fps=6); video.add(env.render); video.close()``.
     """
 
     def __init__(self, path: Path, fps: float) -> None:
@@ -77,7 +77,7 @@ class Film:
     def add(self, draw: Callable[[], object]) -> None:
         """Append the picture that is drawn, ``[height, width, 3]`` bytes, all of one size.
 
-        Nothing is drawn for a film that is full.
+        Nothing is drawn for a video that is full.
         """
         if self.num_frames >= MAX_FRAMES[self.path.suffix]:
             self.is_cut = True
@@ -183,7 +183,7 @@ class _Gif:
         return Image.frombytes("RGB", self._size, zlib.decompress(packed))
 
     def _palette(self) -> Image:
-        """256 colours for the whole film, chosen from some of its frames, the first and last among them."""
+        """256 colours for the whole video, chosen from some of its frames, the first and last among them."""
         from PIL import Image
 
         chosen = np.unique(np.linspace(0, len(self._packed) - 1, _NUM_SAMPLES).round().astype(int))
