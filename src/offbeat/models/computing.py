@@ -1,4 +1,4 @@
-"""How networks compute: how exactly, and whether they are compiled."""
+"""Numeric precision and torch.compile."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def rounding(how: Computing, device: torch.device) -> AbstractContextManager[object]:
-    """The context in which a network computes."""
+def autocast(how: Computing, device: torch.device) -> AbstractContextManager[object]:
+    """Return the context in which a network computes: torch.autocast for bfloat16, else nothing."""
     if how.precision == "bfloat16":
         return torch.autocast(device.type, torch.bfloat16)
     return nullcontext()
 
 
-def allow(how: Computing) -> None:
-    """Let products of matrices be as rough as they may, in the whole process."""
+def enable_tf32(how: Computing) -> None:
+    """Allow TF32 in matrix products, in the whole process, where the settings ask for it."""
     if how.precision == "tf32":
         torch.set_float32_matmul_precision("high")
 
 
-def shorten(network: nn.Module, how: Computing) -> None:
-    """Keep the matrices of a network that is not trained in the precision that it computes in."""
+def cast_weights(network: nn.Module, how: Computing) -> None:
+    """Cast the weight matrices of a network that only infers to the precision that it computes in."""
     if how.precision == "bfloat16":
         for module in network.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
@@ -38,7 +38,7 @@ def shorten(network: nn.Module, how: Computing) -> None:
 
 
 def compiled(function: Callable[P, R], how: Computing, device: torch.device) -> Callable[P, R]:
-    """Compile the function where that is wanted and there is a GPU; its first call reports "compiling"."""
+    """Compile the function where asked for and there is a GPU; its first call reports "compiling"."""
     if not how.compiled or device.type != "cuda":
         return function
     fast, is_first = torch.compile(function, dynamic=False), True

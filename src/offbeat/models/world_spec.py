@@ -18,7 +18,7 @@ MAX_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Computing:
-    """How networks compute: how exactly, and whether they are compiled where they run on a GPU."""
+    """Numeric precision, and whether functions are compiled on a GPU."""
 
     precision: Precision = "float32"
     compiled: bool = False

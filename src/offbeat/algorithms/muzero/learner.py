@@ -26,7 +26,7 @@ from offbeat.algorithms.muzero.steps import REFRESHED, VALUE, step_spec
 from offbeat.algorithms.muzero.wishes import Wishes
 from offbeat.config.models import RunConfig
 from offbeat.errors import TrainError
-from offbeat.models.computing import allow, rounding
+from offbeat.models.computing import autocast, enable_tf32
 from offbeat.models.muzero import MuZeroNetwork
 from offbeat.models.ranks import choose_device
 from offbeat.models.trainee import Trainee
@@ -59,7 +59,7 @@ class ModelLearner(ABC):
     def __init__(self, run: RunConfig, fit: Fit, network: nn.Module) -> None:
         self._run, self._config, self._fit = run, planning_config(run), fit
         self._seed = run.run.seed
-        allow(self._config.network.computing)
+        enable_tf32(self._config.network.computing)
         self._device = choose_device(run.trainer.device, 0)
         self._network = network.to(self._device)
         self._target = deepcopy(network).requires_grad_(False)
@@ -170,7 +170,7 @@ class ModelLearner(ABC):
         """Put the gradient of the mean loss of what was drawn into place; return its parts and the errors."""
         config = self._config
         self._trainee.zero()
-        with rounding(config.network.computing, self._device):
+        with autocast(config.network.computing, self._device):
             lesson = self._lesson(windows, version)
             losses = self._losses(lesson)
         loss = (losses.whole * self._tensor(lesson.weights)).mean()

@@ -16,7 +16,7 @@ from offbeat.algorithms.muzero.config import planning_config
 from offbeat.algorithms.muzero.fitting import Fit
 from offbeat.algorithms.muzero.lane import Roots
 from offbeat.config.models import RunConfig
-from offbeat.models.computing import allow, compiled, rounding, shorten
+from offbeat.models.computing import autocast, cast_weights, compiled, enable_tf32
 from offbeat.models.muzero import MuZeroNetwork
 from offbeat.models.ranks import choose_device
 from offbeat.models.world_spec import Computing, WorldSpec
@@ -69,7 +69,7 @@ class Planner(ABC):
         how: Computing,
     ) -> None:
         self._network = network.to(device).eval()
-        shorten(self._network, how)
+        cast_weights(self._network, how)
         self._fit, self._device, self._how, self.num_trees = fit, device, how, num_trees
         self._trees = Trees(config, num_trees, fit.num_slots)
         self._lanes = torch.arange(num_trees, device=device)
@@ -103,7 +103,7 @@ class Planner(ABC):
         seeds = np.array([rng.integers(2**64, dtype=np.uint64) for rng in rngs], np.uint64)
         if self._noise is not None:
             self._noise.copy_(self._draw(rngs))  # in place: a recording reads it there
-        with rounding(self._how, self._device):
+        with autocast(self._how, self._device):
             node = torch.zeros(1, dtype=torch.long, device=self._device)
             outputs, values = self._begin(roots, node)
         logits = self._choices(self._allowed(outputs.float(), roots), node).cpu().numpy()
@@ -156,7 +156,7 @@ class Planner(ABC):
         above, slots = self._inputs[: self.num_trees], self._inputs[self.num_trees : -1]
         node = self._inputs[-1:]
         taken = slots if self._drawn is None else self._drawn[above, self._lanes, slots]
-        with rounding(self._how, self._device):
+        with autocast(self._how, self._device):
             outputs, values, rewards = self._imagine(above, taken, node)
         logits = self._choices(outputs.float(), node)
         return torch.cat([rewards.float()[:, None], values.float()[:, None], logits], 1)
@@ -254,7 +254,7 @@ def ready_device(config: RunConfig, lane: int, *, is_eval: bool) -> torch.device
     Collectors have the GPUs in turn. Who evaluates or plays may be on a machine without one.
     """
     torch.set_num_threads(config.runtime.worker_torch_threads)
-    allow(planning_config(config).network.computing)
+    enable_tf32(planning_config(config).network.computing)
     wanted = config.rollout.device
     wanted = "auto" if is_eval and wanted == "cuda" else wanted
     return choose_device(wanted, lane, key="rollout.device")
