@@ -165,10 +165,10 @@ def play(
     manager = CheckpointManager(directory / "checkpoints")
     saved = _load(manager, manager.best() if best else None)
     check_algorithm(saved, config.algorithm.name)
-    show = algorithms.find(config.algorithm.name).show
+    make_env = algorithms.find(config.algorithm.name).make_render_env
     with fitting_weights(saved):
         policy = make_roles(config).policy(saved.weights)
-        return playing.play(config.eval_env, policy, saved.version, options, show)
+        return playing.play(config.eval_env, policy, saved.version, options, make_env)
 
 
 @announced_imports()

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 import offbeat
-from offbeat.algorithms.ppo_per.build import facts, replay_bytes
+from offbeat.algorithms.ppo_per.build import replay_bytes, startup_notes
 from offbeat.cli.main import main
 from offbeat.errors import ConfigError
 from offbeat.observe.events import read_events
@@ -75,11 +75,11 @@ def test_a_run_tells_it_once_before_it_trains(tmp_path: Path) -> None:
 def test_ranks_each_have_one_unless_they_share_it() -> None:
     two = {"learner.num_ranks": 2}
     own = offbeat.load_config("cartpole-ppo-per", two)
-    assert facts(own)["replay"] == f"{TEXT} in each of 2 ranks"
+    assert startup_notes(own)["replay"] == f"{TEXT} in each of 2 ranks"
     shared = offbeat.load_config(
         "cartpole-ppo-per", {**two, "runtime.kind": "ray", "algorithm.shared_buffer": True}
     )
-    assert facts(shared)["replay"] == f"{TEXT} in a Ray actor of its own"
+    assert startup_notes(shared)["replay"] == f"{TEXT} in a Ray actor of its own"
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

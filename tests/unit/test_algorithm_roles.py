@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,14 @@ def test_learner_without_train_is_refused_when_it_is_built(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="the algorithm's learner NoTrain has no train: it needs train"):
         offbeat.train("cartpole-ppo", rounds=2, overrides=settings(tmp_path / "run", "BROKEN"))
     assert not (tmp_path / "run").exists()
+
+
+def test_algorithms_may_use_the_older_names_of_what_they_give() -> None:
+    given = {"facts": lambda config: {}, "look": lambda env: None, "show": lambda env, mode: None}
+    older = Algorithm("older", AlgorithmConfig, BARE.build, **given)  # type: ignore[arg-type]
+    found = (older.startup_notes, older.probe_env, older.make_render_env)
+    assert found == tuple(given.values())
+    assert tuple(getattr(older, name) for name in given) == found
+    assert replace(older, name="newer").probe_env is given["look"]
+    with pytest.raises(TypeError, match="fact"):
+        Algorithm("wrong", AlgorithmConfig, BARE.build, fact=None)  # type: ignore[call-arg]

@@ -21,7 +21,7 @@ from offbeat.algorithms.muzero.config import (
 )
 from offbeat.algorithms.muzero.lane import Roots
 from offbeat.algorithms.muzero.learner import ModelLearner
-from offbeat.algorithms.muzero.parts import check, facts
+from offbeat.algorithms.muzero.parts import check, startup_notes
 from offbeat.errors import CheckpointError, ConfigError
 from offbeat.replay.streams import Places, Windows
 from offbeat.roles import SingleRank, WorkerContext, published
@@ -400,7 +400,7 @@ def test_what_the_processor_cannot_multiply_is_told(
     config = offbeat.load_config("connect4-muzero", overrides=SMALL)
     monkeypatch.setattr(Path, "read_text", lambda _: f"flags : {flags}")
     monkeypatch.setattr(Path, "exists", lambda _: True)
-    assert ("precision" in facts(config)) == is_told
+    assert ("precision" in startup_notes(config)) == is_told
 
 
 def test_a_search_must_not_look_further_ahead_than_there_are_positions() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from functools import wraps
+from operator import attrgetter
+from typing import Any, Literal, Protocol, TypeVar
 
 from offbeat.config.models import AlgorithmConfig, EnvConfig, RunConfig
 from offbeat.envs.judged import EnvLook
@@ -12,6 +14,7 @@ from offbeat.envs.make import make_single
 from offbeat.roles import Evaluator, Learner, PerWorker, Ranks, SerialCollector
 from offbeat.types import Array
 
+T = TypeVar("T")
 Weights = Mapping[str, Array]
 """Published weights: names to numpy arrays."""
 
@@ -52,21 +55,40 @@ class Roles:
     data_parallel: bool = False
 
 
+_OLDER_NAMES = {"facts": "startup_notes", "look": "probe_env", "show": "make_render_env"}
+
+
+def _accept_older_names(kind: type[T]) -> type[T]:
+    """Let a class be made with, and read by, the older names of its fields."""
+    make: Callable[..., None] = getattr(kind, "__init__")  # noqa: B009
+
+    @wraps(make)
+    def init(self: object, *args: Any, **fields: Any) -> None:
+        make(self, *args, **{_OLDER_NAMES.get(name, name): value for name, value in fields.items()})
+
+    setattr(kind, "__init__", init)  # noqa: B010
+    for older, name in _OLDER_NAMES.items():
+        setattr(kind, older, property(attrgetter(name)))
+    return kind
+
+
+@_accept_older_names
 @dataclass(frozen=True, slots=True)
 class Algorithm:
     """An entry of the registry. Example: ``ALGORITHM = Algorithm("ppo", PPOConfig, build)``.
 
     ``check`` looks at what only a try can tell, such as whether the environment can be made, before a run
-    leaves any trace; it raises an error that names the fix. ``facts`` are told by ``offbeat check`` and when
-    a run starts: by name, what is worth knowing before, such as the memory that a replay takes. ``look``
-    makes one environment and says what networks are fitted to; None for algorithms without environments.
-    ``show`` makes one environment in a render mode, for `offbeat play`.
+    leaves any trace; it raises an error that names the fix. ``startup_notes`` are reported by ``offbeat
+    check`` and when a run starts: by name, what is worth knowing before, such as the memory that a replay
+    takes. ``probe_env`` makes one environment and says what networks are fitted to; None for algorithms
+    without environments. ``make_render_env`` makes one environment in a render mode, for `offbeat play`.
+    The older names ``facts``, ``look`` and ``show`` of these three are accepted, too.
     """
 
     name: str
     config_model: type[AlgorithmConfig]
     build: Callable[[RunConfig], Roles]
     check: Callable[[RunConfig], None] | None = None
-    facts: Callable[[RunConfig], Mapping[str, str]] | None = None
-    look: Callable[[EnvConfig], EnvLook] | None = None
-    show: Callable[[EnvConfig, str | None], Any] = make_single
+    startup_notes: Callable[[RunConfig], Mapping[str, str]] | None = None
+    probe_env: Callable[[EnvConfig], EnvLook] | None = None
+    make_render_env: Callable[[EnvConfig, str | None], Any] = make_single

@@ -117,12 +117,12 @@ def probe_environment(config: RunConfig) -> EnvLook:
     from offbeat.cli.doctor import random_play
     from offbeat.envs.judged import EnvLook, check_eval_env
 
-    look = algorithms.find(config.algorithm.name).look
-    if look is None:
+    probe = algorithms.find(config.algorithm.name).probe_env
+    if probe is None:
         return EnvLook({}, 0)
     try:
-        seen = look(config.env)
-        check_eval_env(config, look)
+        seen = probe(config.env)
+        check_eval_env(config, probe)
         take_step, close = random_play(config.env.model_copy(update={"num_envs": 1}))
         take_step(0)
         close()
@@ -141,4 +141,4 @@ def probe_algorithm(config: RunConfig) -> dict[str, str]:
             algorithm.check(config)
     except EnvError as error:
         raise ConfigError(f"env.id = {config.env.id!r}: {error}") from error
-    return dict(algorithm.facts(config)) if algorithm.facts is not None else {}
+    return {} if algorithm.startup_notes is None else dict(algorithm.startup_notes(config))

@@ -174,7 +174,7 @@ def _try_out(config: RunConfig) -> tuple[str, ...]:
     try:
         if algorithm.check is not None:
             algorithm.check(config)
-        notes = () if algorithm.look is None else algorithm.look(config.env).notes
+        notes = () if algorithm.probe_env is None else algorithm.probe_env(config.env).notes
     except EnvError as error:
         raise ConfigError(str(error)) from error
     _check_eval_env(config)
@@ -194,10 +194,10 @@ def _check_devices(config: RunConfig) -> None:
 def _check_eval_env(config: RunConfig) -> None:
     from offbeat.envs.judged import check_eval_env
 
-    look = algorithms.find(config.algorithm.name).look
+    probe = algorithms.find(config.algorithm.name).probe_env
     try:
-        if look is not None:
-            check_eval_env(config, look)
+        if probe is not None:
+            check_eval_env(config, probe)
     except EnvError as error:
         raise ConfigError(str(error)) from error
 
@@ -269,9 +269,9 @@ def open_run(
     if config.run.stop_eval_return is not None:
         everybody.append(_StopAtEvaluation(config.run.stop_eval_return))
     everybody.append(EarlierSettings(prepared.run_dir))
-    notes = None if prepared.resumed else algorithms.find(config.algorithm.name).facts
-    facts = {} if notes is None else notes(config)
-    notices = [*prepared.notes, *(f"{name}: {text}" for name, text in facts.items())]
+    startup_notes = None if prepared.resumed else algorithms.find(config.algorithm.name).startup_notes
+    notes = {} if startup_notes is None else startup_notes(config)
+    notices = [*prepared.notes, *(f"{name}: {text}" for name, text in notes.items())]
     pipeline = make_pipeline(config, prepared.run_dir, prepared.name, everybody, notices)
     run = pipeline.open(config.run.rounds, resumed=prepared.resumed, stepwise=stepwise)
     within_s = config.run.stop_timeout_s or config.runtime.train_timeout_s

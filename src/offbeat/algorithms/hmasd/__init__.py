@@ -7,7 +7,12 @@ from offbeat.envs.judged import look_at_team
 from offbeat.envs.teams import make_shown_team
 
 ALGORITHM = Algorithm(
-    name="hmasd", config_model=HMASDConfig, build=build, check=check, look=look_at_team, show=make_shown_team
+    name="hmasd",
+    config_model=HMASDConfig,
+    build=build,
+    check=check,
+    probe_env=look_at_team,
+    make_render_env=make_shown_team,
 )
 
 __all__ = ["ALGORITHM", "HMASDConfig", "build"]

@@ -3,11 +3,16 @@
 from offbeat.algorithms.base import Algorithm
 from offbeat.algorithms.muzero.build import build
 from offbeat.algorithms.muzero.config import MuZeroConfig
-from offbeat.algorithms.muzero.parts import check, facts
+from offbeat.algorithms.muzero.parts import check, startup_notes
 from offbeat.envs.judged import look_at_world
 
 ALGORITHM = Algorithm(
-    name="muzero", config_model=MuZeroConfig, build=build, check=check, facts=facts, look=look_at_world
+    name="muzero",
+    config_model=MuZeroConfig,
+    build=build,
+    check=check,
+    startup_notes=startup_notes,
+    probe_env=look_at_world,
 )
 
 __all__ = ["ALGORITHM", "MuZeroConfig", "build"]

@@ -141,7 +141,7 @@ def _multiplies_bfloat16() -> bool:
     return "bf16" in flags
 
 
-def facts(config: RunConfig) -> dict[str, str]:
+def startup_notes(config: RunConfig) -> dict[str, str]:
     """The size of the replay, what is trained when, and how trees are searched."""
     algorithm = planning_config(config)
     steps = algorithm.samples_per_round(config)

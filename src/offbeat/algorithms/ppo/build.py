@@ -28,7 +28,7 @@ def check(config: RunConfig) -> None:
     make_augment(config)
 
 
-def facts(config: RunConfig) -> dict[str, str]:
+def startup_notes(config: RunConfig) -> dict[str, str]:
     """A learning rate with which the network may learn nothing."""
     remark = ppo_config(config).lr_remark(environment_spec(config).kind)
     return {} if remark is None else {"learning rate": remark}

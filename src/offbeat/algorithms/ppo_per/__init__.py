@@ -1,12 +1,17 @@
 """PPO that replays segments by priority, each corrected for its age. Imports no torch."""
 
 from offbeat.algorithms.base import Algorithm
-from offbeat.algorithms.ppo_per.build import build, check, facts
+from offbeat.algorithms.ppo_per.build import build, check, startup_notes
 from offbeat.algorithms.ppo_per.config import PPOPERConfig
 from offbeat.envs.judged import look_at_world
 
 ALGORITHM = Algorithm(
-    name="ppo_per", config_model=PPOPERConfig, build=build, check=check, facts=facts, look=look_at_world
+    name="ppo_per",
+    config_model=PPOPERConfig,
+    build=build,
+    check=check,
+    startup_notes=startup_notes,
+    probe_env=look_at_world,
 )
 
 __all__ = ["ALGORITHM", "PPOPERConfig", "build"]

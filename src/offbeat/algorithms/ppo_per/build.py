@@ -63,7 +63,7 @@ def check(config: RunConfig) -> None:
         )
 
 
-def facts(config: RunConfig) -> dict[str, str]:
+def startup_notes(config: RunConfig) -> dict[str, str]:
     """The size of the replay, what is short of it, and a learning rate with which nothing may be learned."""
     algorithm = per_config(config)
     items = f"{algorithm.buffer_capacity:,} segments of {algorithm.num_steps} steps"
