@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from offbeat.checkpoint import CheckpointManager
-from offbeat.config.models import AsyncTrainingConfig, EvalConfig, RunSection, RuntimeConfig
+from offbeat.config.models import AsyncTrainingConfig, EvalConfig, LearnerConfig, RunSection, RuntimeConfig
 from offbeat.errors import (
     CheckpointError,
     CollectError,
@@ -52,6 +53,7 @@ from offbeat.pacing.events import (
 )
 from offbeat.run.driver import Driver, StartPoint
 from offbeat.run.restarts import OpenRun, RestartPolicy
+from offbeat.run.waits import Wait, Waits
 from tests.unit.run_fakes import Clock, FakeRun
 
 HOUR_S = 3600.0
@@ -275,6 +277,7 @@ WAITS = {
     "eval.timeout_s",
     "async_training.batch_timeout",
     "run.stop_timeout_s",
+    "run.restart_delay_s",
 }
 """Every deadline of a run."""
 OF_RUNTIMES = {
@@ -296,25 +299,30 @@ def timeouts_of(model: type[BaseModel], section: str) -> set[str]:
     return found
 
 
-def test_every_deadline_of_a_run_is_a_row_of_waits(tmp_path: Path) -> None:
+def test_every_deadline_of_a_run_is_a_row_of_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[str] = set()
-    run = FakeRun(tmp_path, eval_interval=1, checkpoint_interval=1, checkpoint_at_end=True, rounds=50)
-    begin = run.driver.waits.begin
+    begin = Waits.begin
 
-    def note(wait: Any, now_s: float) -> None:
+    def note(waits: Waits, wait: Wait, now_s: float) -> None:
         seen.add(wait.limit_key)
-        begin(wait, now_s)
+        begin(waits, wait, now_s)
 
-    run.driver.waits.begin = note  # type: ignore[method-assign]
-    run.start()
-    run.step_until(lambda: run.pace.version == 2)
-    run.runtime.silent.add("collect")
-    for _ in range(2):
-        run.runtime.kill_collector(0, "killed")
-        run.driver.step()
-    run.runtime.silent.clear()
-    run.requests.append(StopRequested("enough", within_s=8.0))
-    run.complete()
+    monkeypatch.setattr(Waits, "begin", note)
+    runs = Restarted(tmp_path, eval_interval=1, checkpoint_interval=1, checkpoint_at_end=True, rounds=50)
+    with runs.open() as opened:
+        runs.runs[0].step_until(lambda: bool(runs.runs[0].of(Saved)))
+        runs.runs[0].runtime.events.append(LearnerDown("killed"))
+        while len(runs.runs) == 1:
+            opened.step()
+        run = runs.runs[1]
+        run.step_until(lambda: run.pace.version == 2)
+        run.runtime.silent.add("collect")
+        for _ in range(2):
+            run.runtime.kill_collector(0, "killed")
+            run.driver.step()
+        run.runtime.silent.clear()
+        run.requests.append(StopRequested("enough", within_s=8.0))
+        opened.complete()
     assert seen == WAITS
 
 
@@ -323,6 +331,7 @@ def test_every_timeout_of_the_settings_is_a_deadline_of_a_run_or_of_a_runtime() 
         "run": RunSection,
         "runtime": RuntimeConfig,
         "eval": EvalConfig,
+        "learner": LearnerConfig,
         "async_training": AsyncTrainingConfig,
     }
     fields = set().union(*(timeouts_of(model, name) for name, model in sections.items()))
@@ -924,16 +933,22 @@ def test_publishing_that_fails_is_told_and_tried_again() -> None:
 
 
 class RealClock:
-    """A clock for the pause before a restart, which takes no time."""
+    """A clock for the pause before a restart, which takes no time.
 
-    def __init__(self) -> None:
+    The first sleep takes ``suspended_s`` more; ``on_sleep`` is called in each.
+    """
+
+    def __init__(self, suspended_s: float = 0.0, on_sleep: Callable[[], None] = lambda: None) -> None:
         self._now_s = 0.0
+        self._suspended_s, self._on_sleep = suspended_s, on_sleep
 
     def now_s(self) -> float:
         return self._now_s
 
     def sleep(self, seconds: float) -> None:
-        self._now_s += seconds
+        self._on_sleep()
+        self._now_s += seconds + self._suspended_s
+        self._suspended_s = 0.0
 
     def date(self, form: str) -> str:
         return form
@@ -948,6 +963,7 @@ class Restarted:
         self.requests: deque[Request] = deque()
         self.runs: list[FakeRun] = []
         self.points: list[StartPoint] = []
+        self.clock = RealClock()
 
     def make(self, point: StartPoint) -> Driver:
         run = FakeRun(self._directory, requests=self.requests, clock=Clock(), **self._options)
@@ -958,7 +974,7 @@ class Restarted:
 
     def open(self) -> OpenRun:
         settings = RunSection(**self._options.get("limits", {}).get("run", {}))
-        policy = RestartPolicy(settings, self._directory, RealClock())
+        policy = RestartPolicy(settings, self._directory, self.clock)
         return OpenRun(self.make, StartPoint(), policy, self.requests, self._directory)
 
 
@@ -984,6 +1000,42 @@ def test_a_run_that_is_restarted_says_so_instead_of_that_it_finished(tmp_path: P
     assert kinds.count("finish") == 1 and "restart" in kinds
     rounds = [line for line in (tmp_path / "schedule.jsonl").read_text().splitlines() if "round" in line]
     assert len(rounds) == 4, "one story without repetition"
+
+
+@pytest.mark.parametrize(("delay_s", "suspended_s"), [(0.0, 0.0), (8.0, 0.0), (8.0, HOUR_S)])
+def test_the_pause_before_a_restart_is_extended_by_a_suspension(
+    tmp_path: Path, delay_s: float, suspended_s: float
+) -> None:
+    limits = {"run": {"restart_delay_s": delay_s}}
+    runs = Restarted(tmp_path, checkpoint_interval=1, rounds=3, limits=limits)
+    runs.clock = RealClock(suspended_s)
+    with runs.open() as opened:
+        while not runs.runs[0].of(Saved):
+            opened.step()
+        runs.runs[0].runtime.events.append(LearnerDown("gone"))
+        opened.complete()
+    assert len(runs.runs) == 2
+    assert runs.clock.now_s() == pytest.approx(delay_s + suspended_s, abs=0.2)
+
+
+def test_the_pause_before_a_restart_is_a_row_and_ends_when_the_run_is_asked_to_stop(tmp_path: Path) -> None:
+    rows: list[str] = []
+    runs = Restarted(tmp_path, checkpoint_interval=1, rounds=3, limits={"run": {"restart_delay_s": 8.0}})
+
+    def on_sleep() -> None:
+        rows.extend(str(row) for row in opened._policy.waits.rows(runs.clock.now_s()))
+        if len(rows) == 3:
+            runs.requests.append(StopRequested("enough"))
+
+    runs.clock = RealClock(on_sleep=on_sleep)
+    with runs.open() as opened:
+        while not runs.runs[0].of(Saved):
+            opened.step()
+        runs.runs[0].runtime.events.append(LearnerDown("gone"))
+        report = opened.complete()
+    assert report.stopped and len(rows) == 3
+    assert rows[0] == "the run waits for restart 1 of 3 since 0.0 s (limit 8 s, run.restart_delay_s)"
+    assert not opened._policy.waits.rows(0.0)
 
 
 def test_requests_hold_across_restarts_and_of_gates_the_last(tmp_path: Path) -> None:

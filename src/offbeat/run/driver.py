@@ -65,7 +65,6 @@ from offbeat.types import Batch, StateTree
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.25
-_SUSPENDED_S = 2.0
 _AFTER_FINISH = (SnapshotTaken, LearnerDown, Broken)
 
 
@@ -501,8 +500,7 @@ class Driver:
     def _extend_if_suspended(self, expected_s: float) -> float:
         """Extend every deadline by the time this process was suspended; return the time now."""
         now_s = self.clock()
-        if (suspended_s := now_s - expected_s) > _SUSPENDED_S:
-            self.waits.shift(suspended_s, now_s)
+        self.waits.extend_if_suspended(expected_s, now_s)
         return now_s
 
     def _await_progress(self) -> None:

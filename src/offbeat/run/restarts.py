@@ -22,13 +22,14 @@ from offbeat.pacing.actions import Pace
 from offbeat.pacing.events import Request, Restarting, StopRequested
 from offbeat.run.collectors import Loss
 from offbeat.run.driver import Driver, StartPoint
+from offbeat.run.waits import Wait, Waits
 from offbeat.runtime.clock import Clock
 from offbeat.types import Metrics
 
 _log = logging.getLogger(__name__)
 LONGEST_PAUSE_S = 30.0
 """However often a run was restarted, it waits no longer than this for the next start."""
-_LOOK_EVERY_S = 0.1
+_SHORT_S, _LOOK_EVERY_S = 0.001, 0.1
 _WINDOW_S = 3600.0  # after so long without a crash the count of restarts in a row begins again
 
 
@@ -37,13 +38,15 @@ class RestartPolicy:
 
     A learner whose process was lost gets another one. One that raised is tried once more: when it raises in
     the same round again, trying is no use. One that diverged goes back to the newest checkpoint, further back
-    each time it diverges again without a new checkpoint in between.
+    each time it diverges again without a new checkpoint in between. ``waits`` holds the pause between two
+    drivers, each of which has deadlines of its own.
     """
 
     def __init__(self, settings: RunSection, run_dir: Path | None, clock: Clock) -> None:
         self._settings = settings
         self._run_dir = run_dir
         self._clock = clock
+        self.waits = Waits()
         self.attempts = self._in_a_row = 0
         self._restarted_s = clock.now_s()
         self.losses: tuple[Loss, ...] = ()
@@ -95,12 +98,18 @@ class RestartPolicy:
 
     def pause(self, requests: Collection[Request]) -> None:
         """Wait before the restart, longer each time, but not when the run is asked to stop."""
-        delay_s = min(self._settings.restart_delay_s * 2.0 ** (self._in_a_row - 1), LONGEST_PAUSE_S)
-        until_s = self._clock.now_s() + delay_s
-        while (left_s := until_s - self._clock.now_s()) > 0:
-            if any(isinstance(request, StopRequested) for request in tuple(requests)):
-                return
-            self._clock.sleep(min(left_s, _LOOK_EVERY_S))
+        limit_s = min(self._settings.restart_delay_s * 2.0 ** (self._in_a_row - 1), LONGEST_PAUSE_S)
+        waits, now_s, key = self.waits, self._clock.now_s(), "restart"
+        row = (key, "the run", f"restart {self._in_a_row} of {self._settings.max_restarts}", limit_s)
+        waits.begin(Wait(*row, "run.restart_delay_s", partial(waits.end, key), "restarting"), now_s)
+        while key in waits and not any(isinstance(one, StopRequested) for one in tuple(requests)):
+            timeout_s = min(max(waits.next_s() - now_s, _SHORT_S), _LOOK_EVERY_S)
+            self._clock.sleep(timeout_s)
+            expected_s, now_s = now_s + timeout_s, self._clock.now_s()
+            waits.extend_if_suspended(expected_s, now_s)
+            for wait in waits.expired(now_s):
+                wait.expire()
+        waits.end(key)
 
 
 def start_point(saved: LoadedCheckpoint, rollback: int = 0) -> StartPoint:

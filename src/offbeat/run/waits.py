@@ -1,4 +1,4 @@
-"""Every wait of a run, with its deadline: the only timers of the driver.
+"""Every wait of a run, with its deadline: the only timers of the driver, and of the pause between two.
 
 A row says who waits for whom, since when, how long at most and by which setting, and what happens at the end.
 Hang detection, the report of a stall and the phase on the display read these rows.
@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+_SUSPENDED_S = 2.0
 Text = str | Callable[[], str]
 """A text, or what returns it when somebody reads the row."""
 
@@ -89,6 +90,11 @@ class Waits:
         for rows in self._by_limit.values():
             for key, (wait, since_s) in rows.items():
                 rows[key] = (wait, min(since_s + by_s, now_s))
+
+    def extend_if_suspended(self, expected_s: float, now_s: float) -> None:
+        """Shift every deadline if this process runs much later than it expected: it was suspended."""
+        if (suspended_s := now_s - expected_s) > _SUSPENDED_S:
+            self.shift(suspended_s, now_s)
 
     def expired(self, now_s: float) -> list[Wait]:
         """Return the rows whose limit is over. Each is returned once, and stays open without a limit."""
