@@ -70,6 +70,7 @@ class Reporter:
         self._reported, self._reported_s = "", 0.0
 
     def __call__(self, text: str) -> None:
+        """Send a report if it is new and due."""
         now_s = time.monotonic()
         is_due = not text or now_s - self._reported_s >= _PROGRESS_S
         if is_due and text != self._reported:
