@@ -7,11 +7,13 @@ import sys
 import threading
 import traceback
 from abc import ABC, abstractmethod
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
 from typing import Any
+
+import numpy as np
 
 from offbeat.errors import OffbeatError, TrainError
 from offbeat.pacing.events import (
@@ -263,19 +265,22 @@ class LocalRuntime(ABC):
 
 
 def on_cpu(tree: Any, *, copy: bool = False) -> Any:
-    """The same tree with every torch tensor on the CPU: who gets them may have no GPU.
+    """Return the tree with every torch tensor on the CPU: who gets them may have no GPU.
 
-    ``copy``: tensors share no memory with the learner's, which torch's ``state_dict()`` returns as they are.
+    ``copy``: containers are new, and arrays and tensors share no memory with the learner's, which trains on
+    in place.
     """
     torch: Any = sys.modules.get("torch")
-    return tree if torch is None else _on_cpu(tree, torch, copy)
+    return _on_cpu(tree, torch, copy) if copy or torch is not None else tree
 
 
 def _on_cpu(value: Any, torch: Any, copy: bool) -> Any:
-    if isinstance(value, torch.Tensor):
+    if torch is not None and isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=copy)
-    if type(value) in (dict, OrderedDict):
-        return type(value)((name, _on_cpu(item, torch, copy)) for name, item in value.items())
+    if copy and isinstance(value, np.ndarray):
+        return value.copy()
+    if type(value) in (dict, OrderedDict, Counter):
+        return type(value)({name: _on_cpu(item, torch, copy) for name, item in value.items()})
     if type(value) in (list, tuple):
         return type(value)(_on_cpu(item, torch, copy) for item in value)
     return value
