@@ -21,6 +21,7 @@ from offbeat.config.models import RunConfig
 from offbeat.config.plan import size_remarks
 from offbeat.errors import ConfigError, EnvError
 from offbeat.observe.callbacks import Callback, EvalInfo, RoundInfo, RunControl, RunInfo, RunSummary
+from offbeat.observe.logs import make_logs_dir
 from offbeat.observe.sinks import check_sinks
 from offbeat.pipeline import Pipeline, Report, Settings
 from offbeat.roles import Learner, PerWorker, WorkerContext, check_methods
@@ -127,6 +128,7 @@ def prepare_run(recipe: ConfigSource, overrides: Overrides, config: RunConfig, c
 def prepare_resume(run_dir: str | Path, overrides: Overrides, config: RunConfig) -> PreparedRun:
     """Check a run that is to continue; ``config`` are its settings with the overrides, which stay with it."""
     directory = existing(run_dir)
+    make_logs_dir(directory)
     _check_devices(config)
     check_ranks(config)
     check_sinks(config.observe)
