@@ -191,3 +191,14 @@ def test_several_settings_can_be_named_after_only(monkeypatch):
     options = argparse.ArgumentParser()
     seeds.add_options(options, ["one", "two", "three"])
     assert options.parse_args(["--only", "one", "two", "--only", "three"]).only == ["one", "two", "three"]
+
+
+def test_the_kept_figures_of_the_dial_have_every_setting(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import dial
+
+    kept = json.loads((BENCHMARKS / "results" / "dial.json").read_text())
+    settings = {**dial.JUDGED, **dial.COMPARED}
+    assert kept["summary"].keys() == kept["runs"].keys() == settings.keys()
+    for name, runs in kept["runs"].items():
+        assert [run["settings"] for run in runs] == [list(settings[name])] * kept["seeds"], name
