@@ -22,6 +22,7 @@ from offbeat.pacing.events import (
     EvalDone,
     Event,
     HealthChanged,
+    Notice,
     Published,
     PublishFailed,
     RoundTrained,
@@ -33,6 +34,11 @@ from offbeat.runtime.checksum import weights_checksum
 from offbeat.runtime.serve import describe
 from offbeat.runtime.spec import Assignment, RunSpec
 from offbeat.types import Batch, StateTree
+
+_UNKNOWN = (
+    "weights() of this learner returns a {}, which has no checksum, so nobody can tell if training changes "
+    "published weights: see to it that weights() returns a copy, or return a dict of arrays or tensors"
+)
 
 
 class LearnerExecutor:
@@ -54,6 +60,7 @@ class LearnerExecutor:
         self._degree = 0
         self._published: Published | None = None
         self._weights: Any = None
+        self._has_warned = False
         self._learner = learner
         self._send_weights = send_weights
         self._post = post
@@ -108,7 +115,11 @@ class LearnerExecutor:
         before = self._published
         if before is None or before.checksum is None or self._degree == 0:
             return None
-        if weights_checksum(self._weights) == before.checksum.result():
+        checksum = before.checksum.result()
+        if checksum is None and not self._has_warned:
+            self._has_warned = True
+            self._post(Notice(_UNKNOWN.format(type(self._weights).__qualname__), is_warning=True))
+        if weights_checksum(self._weights) == checksum:
             return None
         return OffbeatError(
             f"the learner changed the weights of version {before.version} after it had published them, so "
