@@ -276,8 +276,8 @@ def open_run(
     notices = [*prepared.notes, *(f"{name}: {text}" for name, text in facts.items())]
     pipeline = make_pipeline(config, prepared.run_dir, prepared.name, everybody, notices)
     run = pipeline.open(config.run.rounds, resumed=prepared.resumed, stepwise=stepwise)
-    within_s = config.run.stop_timeout_s or config.runtime.train_timeout_s
-    with few_threads(config), stopping_on_signals(pipeline.stop, clock, within_s) as signals, run:
+    signals_stop = stopping_on_signals(pipeline.stop, clock, _stop_within_s(config))
+    with few_threads(config), signals_stop as signals, run:
         yield OpenedRun(prepared, run, signals)
 
 
@@ -297,7 +297,13 @@ def make_pipeline(
 ) -> Pipeline:
     """Make the pipeline of a configuration."""
     roles = make_roles(config)
-    about = RunSummary(name, config.algorithm.name, config.env.id, stop_return=config.run.stop_return)
+    about = RunSummary(
+        name,
+        config.algorithm.name,
+        config.env.id,
+        stop_return=config.run.stop_return,
+        stop_within_s=_stop_within_s(config),
+    )
     names = (field.name for field in fields(Settings))
     settings = Settings(**{name: getattr(config, name) for name in names})
     return Pipeline(
@@ -316,6 +322,10 @@ def make_pipeline(
         notices=notices,
         summary=about,
     )
+
+
+def _stop_within_s(config: RunConfig) -> float:
+    return config.run.stop_timeout_s or config.runtime.train_timeout_s
 
 
 def make_roles(config: RunConfig) -> Roles:
