@@ -331,9 +331,10 @@ class Meter:
         """Correct the metrics of a run that is over, also of one that ended before its last round.
 
         While the last rounds are trained, nothing is left to collect: rates are those of the round before.
+        The last version is published after its round was told.
         """
         if self.metrics:
-            self.metrics.update({**self._collecting, "time/eta_s": 0.0})
+            self.metrics.update({**self._collecting, **self._publishing(), "time/eta_s": 0.0})
             self.bottleneck = self._held_up_by
 
     def _round_trained(self, event: RoundTrained, now_s: float) -> None:
@@ -363,13 +364,7 @@ class Meter:
             "rollout/samples_by_env_max": max(chain(*self._samples_by_env)),
             "learn/global_steps": totals.global_steps,
             "learn/processed_samples": totals.trained_samples,
-            "weights/current_param_version": pace.version,
-            "weights/published_version": pace.published,
-            "weights/publish_lag": pace.version - pace.published,
-            "weights/param_sync_count": totals.publishes,
-            "weights/param_sync_requests": totals.publishes + totals.publish_failures,
-            "weights/sync_failures": totals.publish_failures,
-            "weights/sync_time_s": self._sync_time_s,
+            **self._publishing(),
             "time/elapsed_s": totals.elapsed_s + max(0.0, now_s - self._window.start_s),
             "time/overlap_s": totals.overlap_s,
             "time/eta_s": _mean(self._recent_rounds_s) * max(0, pace.rounds - pace.version),
@@ -377,6 +372,18 @@ class Meter:
             "system/workers_alive": pace.num_up,
             "system/worker_restarts": totals.worker_restarts,
             **event.metrics,
+        }
+
+    def _publishing(self) -> Metrics:
+        totals, pace = self._totals, self._pace
+        return {
+            "weights/current_param_version": pace.version,
+            "weights/published_version": pace.published,
+            "weights/publish_lag": pace.version - pace.published,
+            "weights/param_sync_count": totals.publishes,
+            "weights/param_sync_requests": totals.publishes + totals.publish_failures,
+            "weights/sync_failures": totals.publish_failures,
+            "weights/sync_time_s": self._sync_time_s,
         }
 
     # ------------------------------------------------------------ state

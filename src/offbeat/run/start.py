@@ -65,6 +65,8 @@ _RESUMABLE = (
     "observe.",
 )
 _NOT_RESUMABLE = ("runtime.num_workers",)
+_FIX_OF_RESUME = "when a run is resumed; start a new run with `offbeat train`"
+FIX_OF_EVAL = "when a run is evaluated: leave it out; settings of the section eval may change"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,21 +149,22 @@ def load(source: ConfigSource, overrides: Overrides = ()) -> RunConfig:
     return config
 
 
-def load_for_resume(run_dir: str | Path, overrides: Overrides) -> RunConfig:
-    """Load the settings of a run that is to continue, with overrides that may change on the way."""
+def load_for_resume(run_dir: str | Path, overrides: Overrides, *, fix: str = _FIX_OF_RESUME) -> RunConfig:
+    """Load the settings of a run that is to continue, with overrides that may change on the way.
+
+    ``fix`` says of other overrides why they are refused, and what to do.
+    """
     path = settings_of(run_dir)
     if overrides:
-        _check_resumable(overrides, load(path))
+        _check_resumable(overrides, load(path), fix)
     return load(path, overrides)
 
 
-def _check_resumable(overrides: Overrides, config: RunConfig) -> None:
+def _check_resumable(overrides: Overrides, config: RunConfig, fix: str) -> None:
     keys = short.full_keys((str(item).partition("=")[0].strip() for item in overrides), config)
     refused = [key for key in keys if not key.startswith(_RESUMABLE) or key.startswith(_NOT_RESUMABLE)]
     if refused:
-        raise ConfigError(
-            f"{', '.join(refused)} cannot change when a run is resumed; start a new run with `offbeat train`"
-        )
+        raise ConfigError(f"{', '.join(refused)} cannot change {fix}")
 
 
 # ---------------------------------------------------------------- checks
