@@ -115,7 +115,7 @@ def supervise(as_json: bool) -> ChildContext:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     death: Death | None = None
     while True:
-        begun_s = time.monotonic()
+        started_s = time.monotonic()
         listen, line = os.pipe()
         guard, child = os.getpid(), os.fork()
         if child == 0:
@@ -136,7 +136,7 @@ def supervise(as_json: bool) -> ChildContext:
         if is_late:
             _say("asked to stop, the run did not end in time (run.stop_timeout_s) and was killed", as_json)
             raise SystemExit(128 + signal.SIGKILL)
-        is_new_row = death is None or time.monotonic() - begun_s > _WINDOW_S
+        is_new_row = death is None or time.monotonic() - started_s > _WINDOW_S
         attempt = 1 if death is None or is_new_row else death.attempt + 1
         death = Death(os.WTERMSIG(status), attempt, message)
         if num_asked or death.number not in _CRASHES or not message:
@@ -161,22 +161,22 @@ def _await_end(child: int, to_hear: Iterable[int], told: _Line) -> tuple[int, in
 
     Return its status, how often the end was asked for, and whether the child was killed for being late.
     """
-    num_asked, asked_s, kill_at_s, is_late = 0, -_NEVER_S, _NEVER_S, False
+    num_asked, requested_s, kill_at_s, is_late = 0, -_NEVER_S, _NEVER_S, False
     while (status := _reap(child)) is None:
-        begun_s = time.monotonic()
+        started_s = time.monotonic()
         # Short waits: time in which the guard itself was suspended is not to count against the child.
-        wait_s = max(0.0, min(kill_at_s - begun_s, _LOOK_EVERY_S)) if kill_at_s < _NEVER_S else _NEVER_S
+        wait_s = max(0.0, min(kill_at_s - started_s, _LOOK_EVERY_S)) if kill_at_s < _NEVER_S else _NEVER_S
         heard = signal.sigtimedwait(to_hear, wait_s)
         now_s = time.monotonic()
-        if (away_s := now_s - begun_s - wait_s) > _AWAY_S:
+        if (away_s := now_s - started_s - wait_s) > _AWAY_S:
             kill_at_s += away_s
         if heard is None:
             if now_s >= kill_at_s:
                 os.kill(child, signal.SIGKILL)
                 kill_at_s, is_late = _NEVER_S, True
         elif heard.si_signo != signal.SIGCHLD:
-            if now_s - asked_s >= SAME_SIGNAL_S:
-                num_asked, asked_s = num_asked + 1, now_s
+            if now_s - requested_s >= SAME_SIGNAL_S:
+                num_asked, requested_s = num_asked + 1, now_s
                 kill_at_s = now_s + told.stop_s() if num_asked == 1 else min(kill_at_s, now_s + _PATIENCE_S)
             if heard.si_code != _FROM_TERMINAL:
                 os.kill(child, heard.si_signo)

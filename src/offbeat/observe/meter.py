@@ -334,7 +334,7 @@ class Meter:
         The last version is published after its round was told.
         """
         if self.metrics:
-            self.metrics.update({**self._collecting, **self._publishing(), "time/eta_s": 0.0})
+            self.metrics.update({**self._collecting, **self._published_metrics(), "time/eta_s": 0.0})
             self.bottleneck = self._held_up_by
 
     def _round_trained(self, event: RoundTrained, now_s: float) -> None:
@@ -364,7 +364,12 @@ class Meter:
             "rollout/samples_by_env_max": max(chain(*self._samples_by_env)),
             "learn/global_steps": totals.global_steps,
             "learn/processed_samples": totals.trained_samples,
-            **self._publishing(),
+            "weights/current_param_version": pace.version,
+            **self._published_metrics(),
+            "weights/param_sync_count": totals.publishes,
+            "weights/param_sync_requests": totals.publishes + totals.publish_failures,
+            "weights/sync_failures": totals.publish_failures,
+            "weights/sync_time_s": self._sync_time_s,
             "time/elapsed_s": totals.elapsed_s + max(0.0, now_s - self._window.start_s),
             "time/overlap_s": totals.overlap_s,
             "time/eta_s": _mean(self._recent_rounds_s) * max(0, pace.rounds - pace.version),
@@ -374,16 +379,11 @@ class Meter:
             **event.metrics,
         }
 
-    def _publishing(self) -> Metrics:
-        totals, pace = self._totals, self._pace
+    def _published_metrics(self) -> Metrics:
+        published = self._pace.published
         return {
-            "weights/current_param_version": pace.version,
-            "weights/published_version": pace.published,
-            "weights/publish_lag": pace.version - pace.published,
-            "weights/param_sync_count": totals.publishes,
-            "weights/param_sync_requests": totals.publishes + totals.publish_failures,
-            "weights/sync_failures": totals.publish_failures,
-            "weights/sync_time_s": self._sync_time_s,
+            "weights/published_version": published,
+            "weights/publish_lag": self._pace.version - published,
         }
 
     # ------------------------------------------------------------ state
