@@ -4,6 +4,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 EXTRAS ?= box2d,minatar,tensorboard,ray,colorlines,marl,dev
 
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# pip is silent for up to a minute while it unpacks: a dot every few seconds shows that it goes on.
+DOTS_EVERY_S ?= 2
+step = printf '%s ' "$(1)"; (while sleep $(DOTS_EVERY_S); do printf .; done) & dots=$$!; \
+	trap 'kill $$dots; echo' EXIT
+
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 # The commit that `make net-record` makes a reference of.
 REF ?= HEAD~1
@@ -52,11 +58,10 @@ install: $(VENV)/.installed
 
 # torch comes first and by itself: its pinned CPU build keeps pip from choosing one with CUDA packages.
 $(VENV)/.installed: pyproject.toml constraints.txt
-	@echo "Installing into $(VENV): about a minute, most of it torch and Ray"
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
-	touch $@
+	@$(call step,1 of 3: a virtual environment in $(VENV)); test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(call step,2 of 3: torch); $(PIP) "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
+	@$(call step,3 of 3: offbeat and $(EXTRAS)); $(PIP) -c constraints.txt -e ".[$(EXTRAS)]"
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .numba_cache .net

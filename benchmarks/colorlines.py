@@ -181,7 +181,9 @@ def main() -> int:
     options_of.add_argument(
         "--probe-s", type=float, default=45.0, help="length of the run that counts rounds"
     )
-    options_of.add_argument("--only", action="append", choices=CONTESTANTS, help="leave the others out")
+    options_of.add_argument(
+        "--only", action="extend", nargs="+", choices=CONTESTANTS, help="leave the others out"
+    )
     options_of.add_argument("--set", action="append", metavar="KEY=VALUE", help="a setting of every run")
     options_of.add_argument("--keep", type=Path, help="keep the run directories here")
     options = options_of.parse_args()

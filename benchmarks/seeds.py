@@ -71,7 +71,7 @@ def add_options(options_of: argparse.ArgumentParser, names: Sequence[str]) -> No
     """What such a benchmark can be told."""
     options_of.add_argument("--seeds", type=int, default=5)
     options_of.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    options_of.add_argument("--only", action="append", choices=names, help="train these instead")
+    options_of.add_argument("--only", action="extend", nargs="+", choices=names, help="train these instead")
     options_of.add_argument("--set", action="append", metavar="KEY=VALUE", help="a setting of every run")
     options_of.add_argument("--keep", type=Path, help="keep runs here; those that are there are not repeated")
 

@@ -31,6 +31,7 @@ from offbeat.run.directory import (
 from offbeat.run.replay import last_version
 from offbeat.run.saving import check_algorithm, fitting_weights, learner_digest
 from offbeat.run.start import (
+    FIX_OF_EVAL,
     Result,
     few_threads,
     load,
@@ -107,7 +108,7 @@ def evaluate(
     """
     directory = existing(run_dir)
     chosen = joined(overrides, {"eval.episodes": episodes})
-    config = load_for_resume(directory, chosen)
+    config = load_for_resume(directory, chosen, fix=FIX_OF_EVAL)
     manager = CheckpointManager(directory / "checkpoints")
     saved = _load(manager, manager.best() if best else None)
     check_algorithm(saved, config.algorithm.name)

@@ -98,7 +98,10 @@ class Learner(Protocol):
         ...
 
     def state_dict(self) -> StateTree:
-        """Parameters, optimizer, normalizers: everything the next round depends on."""
+        """Parameters, optimizer, normalizers: everything the next round depends on.
+
+        Live arrays and tensors will do: they are copied before the next round.
+        """
         ...
 
     def load_state_dict(self, state: StateTree) -> None:

@@ -76,11 +76,21 @@ def finish(directory: Path) -> dict[str, Any]:
     return last
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signal_waits_for_a_long_round_and_saves_it(number: int, start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "work_s", "kind"),
+    [
+        (signal.SIGTERM, 2.5, "threads"),
+        *(
+            pytest.param(number, 10.0, "processes", marks=pytest.mark.slow)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        ),
+    ],
+)
+def test_signal_waits_for_a_long_round_and_saves_it(
+    number: int, work_s: float, kind: str, start: Start, tmp_path: Path
+) -> None:
     directory = tmp_path / "run"
-    process = start(directory, 10.0, "--json")
+    process = start(directory, work_s, f"runtime.kind={kind}", "--json")
     process.send_signal(number)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
@@ -124,23 +134,29 @@ def test_second_signal_needs_no_guard(start: Start, tmp_path: Path) -> None:
     assert finish(directory)["reason"] == "stopped at once, as asked"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("guard", ["run.max_restarts=3", "run.max_restarts=0"])
+@pytest.mark.parametrize(
+    ("guard", "kind"),
+    [
+        ("run.max_restarts=3", "threads"),
+        pytest.param("run.max_restarts=3", "processes", marks=pytest.mark.slow),
+        pytest.param("run.max_restarts=0", "processes", marks=pytest.mark.slow),
+    ],
+)
 def test_round_past_the_limit_of_a_stop_ends_the_run_without_an_abort(
-    guard: str, start: Start, tmp_path: Path
+    guard: str, kind: str, start: Start, tmp_path: Path
 ) -> None:
     directory = tmp_path / "run"
-    process = start(directory, 300.0, "run.stop_timeout_s=1", guard)
+    process = start(directory, 300.0, f"runtime.kind={kind}", "run.stop_timeout_s=1", guard)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1, errors
     assert "did not end in time" in errors and "run.stop_timeout_s" in errors
 
 
-@pytest.mark.slow
-def test_stopped_process_hears_that_it_is_to_end_and_saves(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
+def test_stopped_process_hears_that_it_is_to_end_and_saves(kind: str, start: Start, tmp_path: Path) -> None:
     directory = tmp_path / "run"
-    process = start(directory, 1.0)
+    process = start(directory, 1.0, f"runtime.kind={kind}")
     child_of(process).suspend()
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=40)

@@ -16,7 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from offbeat.cli.recover import RunProgress
+from offbeat.cli.recover import LimitStop, RunProgress
+from offbeat.cli.supervise import ChildContext
 from offbeat.observe.events import read_events, read_rounds
 from tests.chaos.test_faults import faulty, start, wait_for_rounds
 
@@ -26,8 +27,9 @@ Run = Callable[..., Any]
 FAST = "run.restart_delay_s=0"
 WORK = """
 import os, signal, subprocess, sys, time
-from offbeat.cli.supervise import supervise
-child = supervise(as_json="--json" in sys.argv)
+from offbeat.cli import supervise
+supervise._STOP_MARGIN_S = 0.5
+child = supervise.supervise(as_json="--json" in sys.argv)
 attempt = 0 if child.after is None else child.after.attempt
 def say(text):
     print(text, flush=True)
@@ -205,6 +207,47 @@ def test_child_that_is_stopped_hears_that_it_is_to_end(guarded: Run) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.stdout.read() == "heard\n"
     assert process.wait(timeout=10) == 5
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["pass", "os.kill(os.getpid(), signal.SIGSTOP)"],
+    ids=["does not answer", "is stopped again"],
+)
+def test_child_that_was_asked_once_ends_some_time_after_its_limit(guarded: Run, answer: str) -> None:
+    process = guarded(
+        f"def hear(*_):\n    say('heard')\n    {answer}\n"
+        "signal.signal(signal.SIGTERM, hear)\nchild.send('x'); child.limit_stop(0.3); say('ready')\n"
+        "while True:\n    time.sleep(0.01)\n",
+        "--json",
+    )
+    assert process.stdout.readline() == "ready\n"
+    child = child_of(process)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGKILL and not child.is_running()
+    error = "asked to stop, the run did not end in time (run.stop_timeout_s) and was killed"
+    heard, told = output.splitlines()
+    assert (heard, json.loads(told)) == ("heard", {"ok": False, "error": error})
+    assert errors == f"error: {error}\n"
+
+
+def test_limit_of_a_stop_is_no_message(guarded: Run) -> None:
+    process = guarded(
+        "if attempt: say(child.after.message); sys.exit(3)\n"
+        "child.send('x'); child.limit_stop(7.5); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert process.communicate(timeout=30)[0] == "b'x'\n"
+    assert process.returncode == 3
+
+
+def test_guard_of_a_run_is_told_how_long_its_end_may_take(small_run: Run) -> None:
+    heard, line = os.pipe()
+    limit = LimitStop(ChildContext(line, None))
+    small_run({"run.rounds": 1, "run.stop_timeout_s": 7, "runtime.kind": "inline"}, callbacks=[limit])
+    assert os.read(heard, 100) == b"stop within 7.000000\n"
+    os.close(heard)
+    os.close(line)
 
 
 def test_hangup_that_is_ignored_stays_so(guarded: Run) -> None:

@@ -214,9 +214,22 @@ def without_part(name: str) -> Callable[[Path], object]:
 
 
 def as_pipe(name: str) -> Callable[[Path], object]:
+    return instead_of(name, os.mkfifo)
+
+
+def as_file(name: str) -> Callable[[Path], object]:
+    return instead_of(name, Path.touch)
+
+
+def as_link(name: str) -> Callable[[Path], object]:
+    return instead_of(name, lambda path: path.symlink_to("nowhere"))
+
+
+def instead_of(name: str, make: Callable[[Path], object]) -> Callable[[Path], object]:
     def forge(run: Path) -> None:
-        (run / name).unlink(missing_ok=True)
-        os.mkfifo(run / name)
+        path = run / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        make(path)
 
     return forge
 
@@ -243,6 +256,7 @@ def with_weights(step: Path, weights: dict[str, np.ndarray]) -> None:
 
 
 NAMES = [f"actor.{layer}.{kind}" for layer in range(3) for kind in ("weight", "bias")]
+NO_DIRECTORIES = ("checkpoints", "logs")
 DEEP = "[" * 100_000
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{f'*a{n - 1}, ' * 9}]\n" for n in range(1, 12))
 ODD_EVENTS = (
@@ -271,7 +285,9 @@ FORGERIES: dict[str, Callable[[Path], object]] = {
     "odd recorder": with_part("recorder", "[]"),
     "other weights": of_each_step(lambda step: with_weights(step, {"w": np.ones(3)})),
     "odd shapes": of_each_step(lambda step: with_weights(step, {name: np.ones((2, 2)) for name in NAMES})),
-    "checkpoints as a file": lambda run: (shutil.rmtree(run / "checkpoints"), (run / "checkpoints").touch()),
+    **{f"{name} as a file": as_file(name) for name in NO_DIRECTORIES},
+    **{f"{name} as a pipe": as_pipe(name) for name in NO_DIRECTORIES},
+    "checkpoints as a link to nowhere": as_link("checkpoints"),
     "manifest as a pipe": of_each_step(as_pipe("manifest.json")),
     "part as a pipe": of_each_step(as_pipe("learner.json")),
     **{
@@ -312,6 +328,24 @@ def test_forged_runs_are_refused_in_words(name: str, run: Path, capfd: pytest.Ca
     said = capfd.readouterr()
     assert "Traceback" not in said.out + said.err
     assert codes["check"] == (name not in UNSEEN)
+
+
+@pytest.mark.parametrize("forge", [as_file, as_pipe])
+@pytest.mark.parametrize("name", NO_DIRECTORIES)
+def test_what_is_no_directory_is_named_before_anything_starts(
+    name: str,
+    forge: Callable[[str], Callable[[Path], object]],
+    run: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    forge(name)(run)
+    before = (run / "config.yaml").read_text()
+    needs = {"checkpoints": ("digest", "eval", "replay", "resume"), "logs": ("resume",)}[name]
+    for command in needs:
+        capfd.readouterr()
+        assert call(command, str(run), *(["run.rounds=7"] if command == "resume" else [])) == 2, command
+        assert f"{run / name} is not a directory" in capfd.readouterr().err, command
+    assert (run / "config.yaml").read_text() == before
 
 
 def test_a_whole_run_is_found_whole(run: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -180,3 +180,25 @@ def test_silences_are_those_before_between_and_after_the_output(monkeypatch):
         Silence(2.0, 1.0, "starting"),
         Silence(7.0, 0.5, "end"),
     ]
+
+
+def test_several_settings_can_be_named_after_only(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import argparse
+
+    import seeds
+
+    options = argparse.ArgumentParser()
+    seeds.add_options(options, ["one", "two", "three"])
+    assert options.parse_args(["--only", "one", "two", "--only", "three"]).only == ["one", "two", "three"]
+
+
+def test_the_kept_figures_of_the_dial_have_every_setting(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import dial
+
+    kept = json.loads((BENCHMARKS / "results" / "dial.json").read_text())
+    settings = {**dial.JUDGED, **dial.COMPARED}
+    assert kept["summary"].keys() == kept["runs"].keys() == settings.keys()
+    for name, runs in kept["runs"].items():
+        assert [run["settings"] for run in runs] == [list(settings[name])] * kept["seeds"], name

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from offbeat.pacing.events import Broken, Event, Published, SnapshotTaken
+from offbeat.pacing.events import Broken, Event, Notice, Published, SnapshotTaken
 from offbeat.runtime.checksum import weights_checksum
 from offbeat.runtime.learning import LearnerExecutor
 from offbeat.types import Batch
@@ -181,6 +181,32 @@ def test_published_weights_that_training_changes_break_the_run_where_they_are_us
     if errors:
         assert "the weights of version 0" in errors[0] and "weights() must return a copy" in errors[0]
         assert not [event for event in events if isinstance(event, Published) and event.version == 1]
+
+
+class Model:
+    """Weights that are no tree of arrays."""
+
+
+class HandsOutItself(Learner):
+    """Trains in place on what it publishes, which has no checksum."""
+
+    def train(self, batch: Batch) -> dict[str, float]:
+        return {}
+
+
+@pytest.mark.parametrize(("by_reference", "degree"), [(True, 1), (True, 0), (False, 1)])
+def test_weights_that_nobody_can_compare_are_remarked_on_once(by_reference: bool, degree: int) -> None:
+    events: list[Event] = []
+    learner: Any = HandsOutItself(Model())
+    executor = LearnerExecutor(learner, lambda *_: None, events.append, by_reference=by_reference)
+    executor.publish(0)
+    for version in range(3):
+        executor.train(Batch(version, (), degree))
+        executor.publish(version + 1)
+    told = [event.text for event in events if isinstance(event, Notice)]
+    assert len(told) == (by_reference and degree > 0)
+    assert all("returns a Model, which has no checksum" in text for text in told)
+    assert not [event for event in events if isinstance(event, Broken)]
 
 
 def test_tensors_of_a_snapshot_are_copies() -> None:

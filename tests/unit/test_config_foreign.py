@@ -47,6 +47,11 @@ def problems(recipe: str, *overrides: str) -> dict[str, str]:
         ("lbf-coop-hmasd", "lambda_d", "algorithm.skill_intrinsic_coef"),
         ("cartpole-ppo", "batch_size", "algorithm.minibatch_size, in samples of one optimiser step"),
         ("cartpole-ppo", "model_path", "`offbeat eval RUN`"),
+        (
+            "cartpole-ppo",
+            "eval_only",
+            "`offbeat eval RUN`; `offbeat train` and `offbeat resume` take --eval-only",
+        ),
         ("cartpole-ppo", "trainer.staleness_threshold", "async_training.off_policy_degree for the bound"),
         ("cartpole-ppo", "trainer.total_epochs", "run."),
         ("cartpole-ppo", "async_training.trigger_parameter_sync_step", "async_training.weight_sync_interval"),

@@ -253,7 +253,7 @@ def test_the_keys_of_a_replay_script_each_have_one_home() -> None:
 
 def test_full_keys_leaves_out_what_loading_refuses() -> None:
     config = RunConfig(algorithm=Learner(name="learner"), env=EnvConfig(id="x"))
-    keys = ["lr", "num_iterations", "num_envs", "what", "eval", "env.kwargs.g"]
+    keys = ["lr", "num_iterations", "num_envs", "what", "eval", "env.kwargs.g", "run.roundz", "rum.rounds"]
     assert short.full_keys(keys, config) == ["algorithm.lr", "run.rounds", "eval", "env.kwargs.g"]
 
 
@@ -268,5 +268,12 @@ def test_resume_takes_short_names_and_refuses_what_cannot_change(small_run: Call
         offbeat.resume(run, overrides=["num_envs=4"])
     with pytest.raises(ConfigError, match=r"did you mean num_iterations"):
         offbeat.resume(run, overrides=["num_iteration=4"])
+    for unknown in ("run.roundz=9", "algorithm.network.knd=gru"):
+        with pytest.raises(ConfigError, match=r"unknown key; did you mean (rounds|kind)\?"):
+            offbeat.resume(run, overrides=[unknown])
+    with pytest.raises(ConfigError, match=r"env\.kwargs\.gravity cannot change when a run is resumed"):
+        offbeat.resume(run, overrides=["env.kwargs.gravity=1"])
+    with pytest.raises(ConfigError, match=r"algorithm\.lr cannot change when a run is evaluated: leave"):
+        offbeat.evaluate(run, overrides=["lr=abc"])
     assert offbeat.resume(run, overrides=["num_iterations=3"]).rounds == 3
     assert offbeat.load_config(run / "config.yaml").run.rounds == 3

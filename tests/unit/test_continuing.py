@@ -178,12 +178,15 @@ def test_the_summary_counts_collecting_and_training_in_segments(tmp_path: Path) 
     assert rows["overlap"] == "37% of the time collecting and training went on at once"
     report: Any = type("Report", (), {"values": {}, "exit_code": 0})()
     finish(result, report)
-    assert {key: report.values[key] for key in ("collect_count", "train_count", "lag", "overlap")} == {
-        "collect_count": 320.0,
-        "train_count": 318.0,
+    told = ("segments_collected", "segments_trained", "lag", "overlap")
+    assert {key: report.values[key] for key in told} == {
+        "segments_collected": 320.0,
+        "segments_trained": 318.0,
         "lag": 0.5,
         "overlap": 0.37,
     }
+    counts = {key.rpartition("/")[2] for key in report.values}
+    assert not counts & {"collect_count", "train_count"}, "as metrics, one counts segments and one rounds"
     assert "segments" not in summary_rows(FakeResult(run_dir=tmp_path))  # type: ignore[arg-type]
 
 

@@ -245,3 +245,9 @@ def test_importing_environments_imports_no_torch() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stdout.strip() == "False"
+
+
+def test_a_package_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "minigrid", None)  # as if it were not there
+    with pytest.raises(EnvError, match=r"cannot import 'minigrid' .*; pip install \"offbeat\[minigrid\]\""):
+        world_of("minigrid:MiniGrid-Empty-5x5-v0")

@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sequence, Text, Tuple
 
+import offbeat
+from offbeat.cli.main import main
 from offbeat.config.models import EnvConfig
 from offbeat.envs import make_world
 from offbeat.envs.loop import LoopWorld
 from offbeat.envs.teams import make_team
 from offbeat.envs.vector import VectorWorld
 from offbeat.envs.wrappers import Flat
-from offbeat.errors import EnvError
+from offbeat.errors import CollectError, EnvError
 from tests.unit.test_envs_world import ShiftVectorEnv
 
 HERE = "tests.unit.test_envs_shown"
@@ -245,6 +247,13 @@ class NoInfo(FourValues):
         return np.zeros(2, np.float32)
 
 
+class Raises(FourValues):
+    """Fails by itself."""
+
+    def step(self, action: Any) -> Any:
+        raise ValueError("no such move")
+
+
 class NoSpaces(gymnasium.Env[Any, Any]):
     """Does not say what it shows."""
 
@@ -274,14 +283,30 @@ def test_old_interfaces_are_named_in_a_sentence(kind: str, words: str, limit: in
 
 
 def test_an_error_of_the_environments_own_stays_what_it_is() -> None:
-    class Failing(FourValues):
-        def step(self, action: Any) -> Any:
-            raise ValueError("no such move")
-
-    world = LoopWorld("Failing", [Failing()])
+    world = LoopWorld("Raises", [Raises()])
     world.reset(0)
     with pytest.raises(ValueError, match="no such move"):
         world.step(np.zeros(1, np.int64))
+
+
+@pytest.mark.parametrize("kind", ["OldGym", "FourValues", "NoInfo", "NoSpaces"])
+def test_a_run_refuses_them_before_it_leaves_a_trace(
+    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = [f"env.id={HERE}:{kind}", f"run.dir={tmp_path / 'run'}", "run.rounds=1", "runtime.kind=inline"]
+    told = []
+    for command in ("check", "train"):
+        with pytest.raises(SystemExit) as ended:
+            main([command, "cartpole-ppo", *settings, "observe.console=none", "env.max_episode_steps=5"])
+        told.append((ended.value.code, capfd.readouterr().err.rpartition(f"{HERE}:{kind}: ")[2]))
+    assert told[0] == told[1] and told[0][0] == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_environment_that_raises_by_itself_is_left_to_the_run(tmp_path: Path) -> None:
+    settings = {"env.id": f"{HERE}:Raises", "run.dir": str(tmp_path / "run"), "runtime.kind": "inline"}
+    with pytest.raises(CollectError, match="no such move"):
+        offbeat.train("cartpole-ppo", overrides={**settings, "observe.console": "none"})
 
 
 def test_vector_environments_of_the_old_interface_are_named_too() -> None:

@@ -403,6 +403,19 @@ def test_what_the_processor_cannot_multiply_is_told(
     assert ("precision" in startup_notes(config)) == is_told
 
 
+@pytest.mark.parametrize(
+    ("recipe", "degree", "is_told"),
+    [
+        ("pendulum-sampled-muzero", -1, True),
+        ("pendulum-sampled-muzero", 2, False),
+        ("cartpole-unizero", -1, False),
+    ],
+)
+def test_a_dial_that_is_tuned_by_speed_alone_is_remarked_on(recipe: str, degree: int, is_told: bool) -> None:
+    config = offbeat.load_config(recipe, {"async_training.off_policy_degree": degree})
+    assert ("tuned by speed alone" in facts(config).get("tuning", "")) == is_told
+
+
 def test_a_search_must_not_look_further_ahead_than_there_are_positions() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.search\.num_simulations = 509\s+must be at most 508"):
         offbeat.load_config("cartpole-unizero", overrides={"algorithm.search.num_simulations": 509})

@@ -103,6 +103,7 @@ def test_statistics_name_every_component(tmp_path: Path, run_log: logging.Logger
     block = component_statistics(metrics, "train")
     heads = [line.split()[0] for line in block.splitlines()]
     assert heads == ["Component", "learner", "collectors", "queue", "weights", "pace"]
+    assert "rounds take – times the pipeline limit" in block and "overlap" not in block
     for text in ("12.0k steps", "train 0.042 s", "48.2k/s", "2 MB", "bottleneck train", "published –"):
         assert text in block
 

@@ -575,6 +575,17 @@ def test_the_parts_of_a_start_are_told_apart() -> None:
     assert (run.meter.first_ticket_s, run.meter.rounds_s) == (6.0, 2.5)
 
 
+def test_the_last_version_is_published_once_the_run_is_over() -> None:
+    run = two_collectors()
+    run.pace.version = 2
+    assert run.train(10.0, 12.0)["weights/publish_lag"] == 1
+    run.pace.published = 2
+    run.tell(Published(2, 0.25), 12.5)
+    run.meter.finish()
+    assert run.meter.metrics["weights/published_version"] == 2
+    assert run.meter.metrics["weights/publish_lag"] == 0
+
+
 def test_nothing_is_left_to_do_once_the_run_is_over() -> None:
     run = two_collectors()
     assert run.meter.metrics["time/eta_s"] > 0

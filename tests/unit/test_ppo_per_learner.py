@@ -10,6 +10,7 @@ from offbeat.algorithms.ppo_per.items import from_items, item_spec, item_version
 from offbeat.errors import DivergedError, TrainError
 from offbeat.roles import Learner
 from offbeat.run.saving import learner_digest
+from offbeat.runtime.learning import on_cpu
 from offbeat.types import Batch
 from tests.unit.ppo_fakes import FakeWorld, collect_batch, ticket, train_rounds
 from tests.unit.ppo_per_fakes import (
@@ -80,7 +81,7 @@ def test_a_saved_learner_goes_on_exactly(case):
 def test_a_saved_state_does_not_change_with_the_learner():
     collector, learner = start()
     train_rounds(collector, learner, 2)
-    state = learner.state_dict()
+    state = on_cpu(learner.state_dict(), copy=True)
     digest = learner_digest(state)
     train_rounds(collector, learner, 2, first=2)
     assert learner_digest(state) == digest

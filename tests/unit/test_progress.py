@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,6 +15,10 @@ import numpy as np
 import pytest
 
 import offbeat
+from offbeat import api
+from offbeat.cli import waiting
+from offbeat.cli.evaluate import evaluate_run
+from offbeat.cli.output import Report
 from offbeat.ops.jit import COMPILING
 from offbeat.pacing import Coordinator, PaceConfig
 from offbeat.pacing.actions import Issue, Train
@@ -248,3 +255,49 @@ def test_the_first_call_of_a_compiled_function_is_reported(monkeypatch: pytest.M
     with progress_to(taken.append):
         assert (fast(1), fast(2)) == (2, 4)
     assert taken == ["compiling", "called", "", "called"]
+
+
+def lines_of(stream: io.StringIO, text: str) -> list[str]:
+    """What a stream has, once this text is in it."""
+    give_up_s = time.monotonic() + 10.0
+    while text not in stream.getvalue():
+        assert time.monotonic() < give_up_s, stream.getvalue()
+        time.sleep(0.005)
+    return stream.getvalue().splitlines()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_an_evaluation_that_takes_long_says_which_episode_it_is_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, seen = io.StringIO(), list[str]()
+    monkeypatch.setattr(waiting, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(sys, "stderr", stream)
+
+    def evaluate(run: str, **options: Any) -> Metrics:
+        lines_of(stream, "evaluating: starting, 0 s")
+        report_progress("episode 2 of 3")
+        report_progress("")
+        seen.extend(lines_of(stream, "evaluating: episode 2 of 3, 0 s"))
+        return {"eval/return_mean": 1.0}
+
+    monkeypatch.setattr(api, "evaluate", evaluate)
+    evaluate_run("x", Report())
+    assert seen[0] == "evaluating: starting, 0 s"
+
+
+def test_the_line_of_progress_is_gone_from_a_terminal_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Terminal()
+    monkeypatch.setattr(waiting, "TERMINAL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(sys, "stderr", stream)
+    with waiting.telling_progress("evaluating"):
+        lines_of(stream, "\r\x1b[Kevaluating: starting, 0 s")
+    assert stream.getvalue().endswith("\r\x1b[K") and "\n" not in stream.getvalue()
+
+
+def test_a_short_evaluation_says_nothing_but_its_result(capfd: pytest.CaptureFixture[str]) -> None:
+    with waiting.telling_progress("evaluating"):
+        report_progress("episode 1 of 1")
+    assert capfd.readouterr() == ("", "")

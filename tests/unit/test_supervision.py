@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections import Counter, OrderedDict
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from offbeat.runtime.learning import on_cpu
+from offbeat.pacing.events import Event, SnapshotTaken
+from offbeat.runtime.learning import LearnerExecutor, on_cpu
 from offbeat.runtime.supervision import LossWatch, Pulse
 
 
@@ -85,3 +89,60 @@ def test_weights_leave_the_learner_on_the_cpu_and_without_a_graph() -> None:
     assert all(not tensor.requires_grad and tensor.device.type == "cpu" for tensor in tensors)
     assert torch.equal(sent["net"]["weight"], layer.weight)
     assert sent["extra"][0] is array and sent["extra"][2:] == ("text", 3)
+
+
+class LearnsInPlace:
+    """A learner that hands out its own arrays and containers, and trains on in them."""
+
+    def __init__(self) -> None:
+        self.array, self.names, self.seen = np.zeros(3), ["a"], Counter({"left": 1})
+        self.moments = OrderedDict(mean=np.zeros(2), square=(np.zeros(1), None))
+
+    def weights(self) -> dict[str, Any]:
+        return {"w": self.array}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"w": self.array, "names": self.names, "seen": self.seen, "moments": self.moments}
+
+    def train(self) -> None:
+        self.array += 1
+        self.names.append("b")
+        self.seen["left"] += 1
+        self.moments["mean"][:] = 1
+        self.moments["square"][0][:] = 1
+
+
+@pytest.mark.parametrize("has_torch", [True, False])
+def test_snapshots_do_not_change_with_a_learner_that_trains_in_place(
+    monkeypatch: pytest.MonkeyPatch, has_torch: bool
+) -> None:
+    if not has_torch:
+        monkeypatch.delitem(sys.modules, "torch")
+    learner, posted, judged = LearnsInPlace(), list[Event](), list[Any]()
+    executor = LearnerExecutor(learner, lambda *_: None, posted.append)  # type: ignore[arg-type]
+    executor.snapshot()
+    executor.send_weights(judged.append)
+    learner.train()
+    (snapshot,) = posted
+    assert isinstance(snapshot, SnapshotTaken)
+    assert snapshot.weights["w"].tolist() == judged[0]["w"].tolist() == [0, 0, 0]
+    state = snapshot.state
+    assert state["w"].tolist() == [0, 0, 0] and state["names"] == ["a"] and state["seen"] == {"left": 1}
+    assert state["moments"]["mean"].tolist() == [0, 0] and state["moments"]["square"][0].tolist() == [0]
+    assert [type(value) for value in state.values()] == [np.ndarray, list, Counter, OrderedDict]
+    assert list(state["moments"]) == ["mean", "square"] and type(state["moments"]["square"]) is tuple
+
+
+def test_snapshots_copy_a_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[bool] = []
+    to = torch.Tensor.to
+
+    def counted(tensor: torch.Tensor, *args: Any, copy: bool) -> torch.Tensor:
+        copies.append(copy)
+        return to(tensor, *args, copy=copy)
+
+    monkeypatch.setattr(torch.Tensor, "to", counted)
+    tensor = torch.zeros(2)
+    copied = on_cpu({"w": tensor}, copy=True)["w"]
+    tensor += 1
+    assert copied.tolist() == [0, 0] and copies == [True]

@@ -26,7 +26,7 @@ import numpy as np
 
 from offbeat.checkpoint import files
 from offbeat.checkpoint.codec import digest, pack, plain_array, unpack
-from offbeat.errors import CheckpointError
+from offbeat.errors import CheckpointError, RunNotFound
 from offbeat.reading import DESCRIPTION_BYTES, STATE_BYTES, parse_json, read_file
 from offbeat.types import Array, StateTree
 
@@ -83,13 +83,19 @@ class CheckpointManager:
     """Saves and loads checkpoints in one directory (a run's ``checkpoints/``), for one writer at a time.
 
     Keeps the newest ``keep`` and, with ``keep_best``, the one with the highest score. The directory is made
-    by the first save, so that looking into a run changes nothing but leftovers of killed writers.
+    by the first save, so that looking into a run changes nothing but leftovers of killed writers. RunNotFound
+    when something else than a directory has its name.
     """
 
     def __init__(self, directory: str | Path, keep: int = 2, keep_best: bool = True) -> None:
         if keep < 1:
             raise CheckpointError(f"keep must be at least 1, not {keep}: the newest checkpoint has to stay")
         self.directory = Path(directory)
+        if os.path.lexists(self.directory) and not self.directory.is_dir():
+            raise RunNotFound(
+                f"{self.directory} is not a directory, so it holds no checkpoints: put the run's back, or "
+                "start anew with `offbeat train`"
+            )
         self._keep = keep
         self._keep_best = keep_best
         self._clear_leftovers(mine=False)

@@ -41,6 +41,9 @@ def examine(directory: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def _files(directory: Path) -> str:
+    for path in (directory / "checkpoints", directory / "logs"):
+        if os.path.lexists(path) and not path.is_dir():
+            raise Problem(f"{path} is not a directory")
     count = 0
     for place, _, names in os.walk(directory):
         for path in (Path(place, name) for name in names):
@@ -85,8 +88,6 @@ def _checkpoints(directory: Path) -> str:
 
     if lock_owner(directory / "lock") is not None:
         return "not examined: the run is writing"
-    if (directory / "checkpoints").is_file():
-        raise Problem("checkpoints is a file, where a run has a directory")
     manager = CheckpointManager(directory / "checkpoints")
     damaged = []
     for version in manager.versions():

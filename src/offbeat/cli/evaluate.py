@@ -40,8 +40,10 @@ def evaluate_run(
     """Evaluate the weights of a run, show what came of it and fill in what ``--json`` prints."""
     from offbeat import api
     from offbeat.checkpoint import CheckpointManager
+    from offbeat.cli.waiting import telling_progress
 
-    metrics = api.evaluate(run, episodes=episodes, seed=seed, best=best, overrides=overrides)
+    with telling_progress("evaluating"):
+        metrics = api.evaluate(run, episodes=episodes, seed=seed, best=best, overrides=overrides)
     if best and CheckpointManager(Path(run) / "checkpoints").best() is None:
         note = "no checkpoint of this run has a score (eval.interval_rounds), so the newest was evaluated"
         print(f"note: {note}")

@@ -59,9 +59,21 @@ class ReportToSupervisor(Callback):
             self._child.send(RunProgress(str(info.summary.directory)).to_text())
 
 
+class LimitStop(Callback):
+    """Tells the guard how long an end may take that a signal asks for."""
+
+    def __init__(self, child: ChildContext) -> None:
+        self._child = child
+
+    def on_start(self, info: RunInfo) -> None:
+        """Tell it the limit of this run."""
+        if info.summary.stop_within_s is not None:
+            self._child.limit_stop(info.summary.stop_within_s)
+
+
 def callbacks_for(child: object) -> tuple[Callback, ...]:
     """Return the callbacks of a run for the context of its command; none without a guard."""
-    return (ReportToSupervisor(child),) if isinstance(child, ChildContext) else ()
+    return (ReportToSupervisor(child), LimitStop(child)) if isinstance(child, ChildContext) else ()
 
 
 def continue_run(child: ChildContext, death: Death, as_json: bool) -> NoReturn:
@@ -90,7 +102,7 @@ def continue_run(child: ChildContext, death: Death, as_json: bool) -> NoReturn:
             else:
                 child.send(reached.to_text())
                 _announce(directory, how, reached, death.attempt, settings)
-                finish(offbeat.resume(directory), report)
+                finish(offbeat.resume(directory, callbacks=[LimitStop(child)]), report)
     except typer.Exit as ended:
         sys.exit(ended.exit_code)
     sys.exit(0)

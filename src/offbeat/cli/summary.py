@@ -86,8 +86,8 @@ def _statistics(result: Result) -> dict[str, float | None]:
     metrics = {name: value for name, value in result.metrics.items() if isinstance(value, int | float)}
     elapsed_s, overlap_s = metrics.get("time/elapsed_s", 0.0), metrics.get("time/overlap_s")
     return {
-        "collect_count": metrics.get("queue/total_produced"),
-        "train_count": metrics.get("queue/total_consumed"),
+        "segments_collected": metrics.get("queue/total_produced"),
+        "segments_trained": metrics.get("queue/total_consumed"),
         "lag": metrics.get("pace/lag"),
         "overlap": overlap_s / elapsed_s if overlap_s is not None and elapsed_s > 0 else None,
     }
@@ -96,7 +96,7 @@ def _statistics(result: Result) -> dict[str, float | None]:
 def _statistics_rows(result: Result) -> dict[str, str]:
     found = _statistics(result)
     collected, trained, lag, overlap = (
-        found[name] for name in ("collect_count", "train_count", "lag", "overlap")
+        found[name] for name in ("segments_collected", "segments_trained", "lag", "overlap")
     )
     rows = {}
     if collected is not None and trained is not None:

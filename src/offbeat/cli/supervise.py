@@ -20,6 +20,10 @@ _FROM_TERMINAL = 0x80  # SI_KERNEL: Ctrl-C, which the terminal has sent to the c
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _NEVER_S = 1e8
 _PATIENCE_S = 3.0
+_STOP_S, _STOP_MARGIN_S = 60.0, 30.0
+"""Time to end after one signal for a child that has not told its limit; time to close beyond that limit."""
+_LOOK_EVERY_S, _AWAY_S = 1.0, 2.0
+_STOP_LIMIT = b"stop within "
 SAME_SIGNAL_S = 0.3
 """A signal to a whole process group comes twice, also by way of the guard: so soon it is the same one."""
 _WINDOW_S = 3600.0
@@ -56,6 +60,41 @@ class ChildContext(NamedTuple):
         """Send the guard, in one line, what a child that has to follow this one will need."""
         os.write(self.line, text.encode() + b"\n")
 
+    def limit_stop(self, seconds: float) -> None:
+        """Tell the guard how long an end may take that was asked for; well beyond it, the child is killed."""
+        os.write(self.line, _STOP_LIMIT + b"%f\n" % seconds)
+
+
+class _Line:
+    """The guard's end of the pipe to its child."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self._descriptor = descriptor
+        self._text = b""
+
+    def _lines(self) -> list[bytes]:
+        """Return all whole lines so far."""
+        try:
+            while data := os.read(self._descriptor, _MOST_MESSAGE_BYTES):
+                self._text += data
+        except BlockingIOError:  # a process that the child forked may still hold its end
+            pass
+        return self._text.split(b"\n")[:-1]
+
+    def message(self) -> bytes:
+        """Return the last message, empty if none."""
+        told = [line for line in self._lines() if not line.startswith(_STOP_LIMIT)]
+        return told[-1] if told else b""
+
+    def stop_s(self) -> float:
+        """Return the seconds after which a child is killed that was asked to end once."""
+        limits = [line for line in self._lines() if line.startswith(_STOP_LIMIT)]
+        return _STOP_MARGIN_S + (float(limits[-1][len(_STOP_LIMIT) :]) if limits else _STOP_S)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
 
 def is_wanted(arguments: Sequence[str]) -> bool:
     """Return True if this command is a run that its guard may restart, on a system where that is possible."""
@@ -84,14 +123,19 @@ def supervise(as_json: bool) -> ChildContext:
             _begin(guard, mask)
             return ChildContext(line, death)
         os.close(line)
-        status, num_asked = _await_end(child, heard)
-        message = _last_line(listen)
+        told = _Line(listen)
+        status, num_asked, is_late = _await_end(child, heard, told)
+        message = told.message()
+        told.close()
         if not os.WIFSIGNALED(status):
             raise SystemExit(os.waitstatus_to_exitcode(status))
         _end_orphans()
         if num_asked > 1:
             _say("the run was stopped at once, as asked", as_json)
             raise SystemExit(_STOPPED_AT_ONCE)
+        if is_late:
+            _say("asked to stop, the run did not end in time (run.stop_timeout_s) and was killed", as_json)
+            raise SystemExit(128 + signal.SIGKILL)
         is_new_row = death is None or time.monotonic() - started_s > _WINDOW_S
         attempt = 1 if death is None or is_new_row else death.attempt + 1
         death = Death(os.WTERMSIG(status), attempt, message)
@@ -112,24 +156,32 @@ def _to_hear() -> tuple[int, ...]:
     return _HEARD if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (*_HEARD, signal.SIGHUP)
 
 
-def _await_end(child: int, to_hear: Iterable[int]) -> tuple[int, int]:
-    """Pass signals on until the child has ended; return its status and how often the end was asked for."""
-    num_asked, requested_s, kill_at_s = 0, -_NEVER_S, _NEVER_S
+def _await_end(child: int, to_hear: Iterable[int], told: _Line) -> tuple[int, int, bool]:
+    """Pass signals on until the child has ended, or has been asked and does not end in time: then kill it.
+
+    Return its status, how often the end was asked for, and whether the child was killed for being late.
+    """
+    num_asked, requested_s, kill_at_s, is_late = 0, -_NEVER_S, _NEVER_S, False
     while (status := _reap(child)) is None:
-        heard = signal.sigtimedwait(to_hear, max(0.0, min(kill_at_s - time.monotonic(), _NEVER_S)))
-        if heard is None:  # asked twice, and it does not even answer
-            os.kill(child, signal.SIGKILL)
-            kill_at_s = _NEVER_S
+        started_s = time.monotonic()
+        # Short waits: time in which the guard itself was suspended is not to count against the child.
+        wait_s = max(0.0, min(kill_at_s - started_s, _LOOK_EVERY_S)) if kill_at_s < _NEVER_S else _NEVER_S
+        heard = signal.sigtimedwait(to_hear, wait_s)
+        now_s = time.monotonic()
+        if (away_s := now_s - started_s - wait_s) > _AWAY_S:
+            kill_at_s += away_s
+        if heard is None:
+            if now_s >= kill_at_s:
+                os.kill(child, signal.SIGKILL)
+                kill_at_s, is_late = _NEVER_S, True
         elif heard.si_signo != signal.SIGCHLD:
-            now_s = time.monotonic()
             if now_s - requested_s >= SAME_SIGNAL_S:
                 num_asked, requested_s = num_asked + 1, now_s
-            if num_asked == 2:
-                kill_at_s = now_s + _PATIENCE_S
+                kill_at_s = now_s + told.stop_s() if num_asked == 1 else min(kill_at_s, now_s + _PATIENCE_S)
             if heard.si_code != _FROM_TERMINAL:
                 os.kill(child, heard.si_signo)
             os.kill(child, signal.SIGCONT)  # a stopped process could not do as it was asked
-    return status, num_asked
+    return status, num_asked, is_late
 
 
 def _reap(child: int) -> int | None:
@@ -164,17 +216,6 @@ def _children() -> list[int]:
             return [int(pid) for pid in file.read().split()]
     except OSError:  # a kernel without this list: what dies with its parent is all that is ended
         return []
-
-
-def _last_line(listen: int) -> bytes:
-    """Return the last whole line that the child sent, empty if none; closes our end."""
-    os.set_blocking(listen, False)
-    try:
-        lines = os.read(listen, _MOST_MESSAGE_BYTES).split(b"\n")
-    except BlockingIOError:  # nothing, and a process that the child forked still holds its end
-        lines = []
-    os.close(listen)
-    return lines[-2] if len(lines) > 1 else b""
 
 
 def _give_up(death: Death, as_json: bool) -> NoReturn:

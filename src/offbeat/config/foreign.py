@@ -113,6 +113,9 @@ FOREIGN: Mapping[str, tuple[str, ...]] = {
     "lambda_l": ("algorithm.ent_coef",),
     "scenario": (_ENV,),
     "mode": ("use the command: `offbeat train`, `offbeat eval RUN`, `offbeat play RUN`",),
+    "eval_only": (
+        "use `offbeat eval RUN`; `offbeat train` and `offbeat resume` take --eval-only, which trains nothing",
+    ),
     "model_path": ("use `offbeat eval RUN` or `offbeat resume RUN`, with RUN the directory of a run",),
     "render": ("use `offbeat play RUN`",),
     "console_log_level": ("observe.console=none for a silent run; observe.log_level is that of the files",),

@@ -58,8 +58,23 @@ def expand(layer: Layer, models: Models) -> tuple[Layer, list[Problem]]:
 def full_keys(keys: Iterable[str], config: RunConfig) -> list[str]:
     """Keys of overrides in full, for a run of this kind; leaves out those that loading will refuse."""
     models = {name: type(getattr(config, name)) for name in RunConfig.model_fields}
-    found = [[key] if "." in key or key in models else homes(key, models) for key in keys]
+    found = [
+        [key] * _may_exist(key, models) if "." in key or key in models else homes(key, models) for key in keys
+    ]
     return [full for (full, *others) in filter(None, found) if not others]
+
+
+def _may_exist(key: str, models: Models) -> bool:
+    """Return False for a dotted key that no section has; what is within a value is not looked at."""
+    section, *path = key.split(".")
+    model = models.get(section)
+    for name in path:
+        if model is None:
+            return section in models
+        if name not in model.model_fields:
+            return False
+        model = nested_section(model.model_fields[name].annotation)
+    return section in models
 
 
 def unknown(name: str, models: Models) -> str:

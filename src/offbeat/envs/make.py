@@ -32,6 +32,8 @@ AnyVectorEnv = VectorEnv[Any, Any, Any]
 MIN_VECTOR_ENVS = 6
 """Under ``vectorize: auto``, fewer environments than this are looped over: a step of numpy's CartPole costs
 as much as six steps of the plain one, however few environments it holds."""
+_EXTRAS = {"minigrid": "minigrid", "minatar": "minatar", "lbforaging": "marl", "rware": "marl"}
+"""Packages that register environments, and the extra that installs each."""
 _INSTALL = {
     "MinAtar/": 'pip install "offbeat[minatar]"',
     "MiniGrid-": 'pip install "offbeat[minigrid]", and write the id as minigrid:MiniGrid-...',
@@ -122,10 +124,12 @@ def _import(module_name: str, env_id: str) -> object:
     try:
         return import_named(module_name)
     except ImportError as error:
-        raise EnvError(
-            f"env.id {env_id!r}: cannot import {module_name!r} ({error}); "
-            "install the package, or run from the folder it lies in"
-        ) from error
+        package = module_name.partition(".")[0]
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == package
+        fix = "install the package, or run from the folder it lies in"
+        if is_missing and package in _EXTRAS:
+            fix = f'pip install "offbeat[{_EXTRAS[package]}]"'
+        raise EnvError(f"env.id {env_id!r}: cannot import {module_name!r} ({error}); {fix}") from error
 
 
 def _register_minatar(env_id: str) -> None:

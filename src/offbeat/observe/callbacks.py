@@ -33,6 +33,8 @@ Bottleneck = Literal["collect", "train", "balanced"]
 class RunSummary:
     """Description of a run in a line. ``stop_return``: it may end before its last round, for reaching that.
 
+    ``stop_within_s``: how long the end may take that a signal asks for; None where signals are not handled.
+
     Example: ``RunSummary("cartpole", "ppo", "CartPole-v1", "processes", 2, 300, 1, Path("runs/x"))``.
     """
 
@@ -45,6 +47,7 @@ class RunSummary:
     off_policy_degree: int = 0
     directory: Path | None = None
     stop_return: float | None = None
+    stop_within_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

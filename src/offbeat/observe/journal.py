@@ -56,8 +56,8 @@ collect {time/collect_s:3} s, idle {pace/collect_idle_ratio:%}, {system/workers_
 (lag {weights/publish_lag:0}), {weights/param_sync_count:0} of {weights/param_sync_requests:0} syncs worked, \
 last took {weights/sync_time_s:3} s
   pace        k {pace/off_policy_degree:0}, age {pace/avg_sample_age:2} mean {pace/max_sample_age:0} max, \
-lag {pace/lag:2} rounds, bottleneck BOTTLENECK, overlap {pace/overlap_efficiency:2}, \
-left {time/eta_s:t}"""
+lag {pace/lag:2} rounds, bottleneck BOTTLENECK, \
+rounds take {pace/overlap_efficiency:2} times the pipeline limit, left {time/eta_s:t}"""
 
 _ROUND = (
     "samples {pace/avg_sample_age:2} versions old on average,"

@@ -10,11 +10,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from offbeat.errors import ConfigError
 from offbeat.reading import open_to_append
 from offbeat.types import Ticket
 
 _FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(message)s"
 _DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
+
+
+def make_logs_dir(run_dir: Path) -> None:
+    """Make the directory of a run's log files; ConfigError when it cannot be made."""
+    try:
+        (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what = (
+            f"{error.filename} is not a directory" if isinstance(error, FileExistsError) else error.strerror
+        )
+        raise ConfigError(
+            f"{run_dir} cannot take the log files of a run: {what}. Remove it, or choose another run.dir"
+        ) from error
 
 
 def open_log(

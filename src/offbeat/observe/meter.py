@@ -331,9 +331,10 @@ class Meter:
         """Correct the metrics of a run that is over, also of one that ended before its last round.
 
         While the last rounds are trained, nothing is left to collect: rates are those of the round before.
+        The last version is published after its round was told.
         """
         if self.metrics:
-            self.metrics.update({**self._collecting, "time/eta_s": 0.0})
+            self.metrics.update({**self._collecting, **self._published_metrics(), "time/eta_s": 0.0})
             self.bottleneck = self._held_up_by
 
     def _round_trained(self, event: RoundTrained, now_s: float) -> None:
@@ -364,8 +365,7 @@ class Meter:
             "learn/global_steps": totals.global_steps,
             "learn/processed_samples": totals.trained_samples,
             "weights/current_param_version": pace.version,
-            "weights/published_version": pace.published,
-            "weights/publish_lag": pace.version - pace.published,
+            **self._published_metrics(),
             "weights/param_sync_count": totals.publishes,
             "weights/param_sync_requests": totals.publishes + totals.publish_failures,
             "weights/sync_failures": totals.publish_failures,
@@ -377,6 +377,13 @@ class Meter:
             "system/workers_alive": pace.num_up,
             "system/worker_restarts": totals.worker_restarts,
             **event.metrics,
+        }
+
+    def _published_metrics(self) -> Metrics:
+        published = self._pace.published
+        return {
+            "weights/published_version": published,
+            "weights/publish_lag": self._pace.version - published,
         }
 
     # ------------------------------------------------------------ state

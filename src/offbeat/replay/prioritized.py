@@ -234,13 +234,13 @@ class PrioritizedReplay:
     # ------------------------------------------------------------ saving
 
     def state_dict(self) -> StateTree:
-        """All that a checkpoint needs; arrays are copies of the part that was written."""
+        """All that a checkpoint needs: views of the part that was written, which change with the buffer."""
         filled = slice(0, self._num_filled)
         return {
             "settings": self._settings(),
-            "items": {name: ring[filled].copy() for name, ring in self._rings.items()},
-            "versions": self._versions[filled].copy(),
-            "leaves": self._tree.leaves[filled].copy(),
+            "items": {name: ring[filled] for name, ring in self._rings.items()},
+            "versions": self._versions[filled],
+            "leaves": self._tree.leaves[filled],
             "num_written": self._num_written,
             "largest_priority": self._largest_priority,
         }

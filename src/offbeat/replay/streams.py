@@ -280,18 +280,18 @@ class StreamReplay:
     # ------------------------------------------------------------ saving
 
     def state_dict(self) -> StateTree:
-        """All that a checkpoint needs; of streams that are not full, the part that was written."""
+        """All that a checkpoint needs: views of what was written, which change when steps are added."""
         filled = int(min(self._written.max(initial=0), self.length))
         part = (slice(None), slice(0, filled))
         return {
             "settings": self._settings(),
-            "items": {name: ring[part].copy() for name, ring in self._rings.items()},
-            "versions": self._versions[part].copy(),
-            "refreshed": self._refreshed[part].copy(),
-            "eligible": self._eligible[part].copy(),
-            "begins": self._begins[part].copy(),
-            "leaves": self._leaves[part].copy(),
-            "written": self._written.copy(),
+            "items": {name: ring[part] for name, ring in self._rings.items()},
+            "versions": self._versions[part],
+            "refreshed": self._refreshed[part],
+            "eligible": self._eligible[part],
+            "begins": self._begins[part],
+            "leaves": self._leaves[part],
+            "written": self._written,
             "largest_priority": self._largest_priority,
         }
 

@@ -22,6 +22,7 @@ from offbeat.config.loader import dump_yaml
 from offbeat.config.models import RunConfig
 from offbeat.errors import ConfigError, OffbeatError, RunNotFound
 from offbeat.observe.callbacks import Callback, RunInfo
+from offbeat.observe.logs import make_logs_dir
 from offbeat.reading import CONFIG_BYTES, DESCRIPTION_BYTES, parse_json, read_file
 from offbeat.runtime.clock import Clock
 
@@ -41,10 +42,7 @@ def make_run_dir(config: RunConfig, name: str, clock: Clock) -> Path:
             f"run.dir {directory} already holds a run: go on with `offbeat resume {directory}`, "
             "or choose another run.dir"
         )
-    try:
-        (directory / "logs").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"run.dir {directory} cannot be made: {error.strerror}; choose another") from error
+    make_logs_dir(directory)
     return directory
 
 
@@ -265,7 +263,7 @@ def copy_description(directory: Path, target: Path, version: int) -> None:
         raise ConfigError(f"{target} is not empty: choose another directory")
     later = [path for path in earlier_settings(directory) if until_version(path) >= version]
     earlier = [path for path in earlier_settings(directory) if until_version(path) < version]
-    (target / "logs").mkdir(parents=True, exist_ok=True)
+    make_logs_dir(target)
     for path in (*earlier, directory / "manifest.json"):
         _write(target / path.name, _text(path))
     config = _text([*later, directory / _CONFIG][0])

@@ -16,6 +16,7 @@ from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
 from offbeat.checkpoint.lock import RunLock
 from offbeat.config.models import RunSection
 from offbeat.errors import CheckpointError, DivergedError, LearnerLost, OffbeatError, TrainError
+from offbeat.observe.logs import make_logs_dir
 from offbeat.observe.tensorboard_server import TensorBoardServer
 from offbeat.pacing import Counts
 from offbeat.pacing.actions import Pace
@@ -84,8 +85,8 @@ class RestartPolicy:
     def _checkpoint(self, is_rollback: bool) -> LoadedCheckpoint | None:
         if self._run_dir is None:
             return None
-        manager = CheckpointManager(self._run_dir / "checkpoints")
         try:
+            manager = CheckpointManager(self._run_dir / "checkpoints")
             saved = manager.load()
         except CheckpointError:
             return None
@@ -189,7 +190,7 @@ class OpenRun:
         assert point is not None, "a run is opened once"
         try:
             if self._directory is not None:
-                (self._directory / "logs").mkdir(parents=True, exist_ok=True)
+                make_logs_dir(self._directory)
                 self._lock = RunLock(self._directory)
             self._start(point)
         except BaseException as error:

@@ -21,6 +21,7 @@ from offbeat.config.models import RunConfig
 from offbeat.config.plan import size_remarks
 from offbeat.errors import ConfigError, EnvError
 from offbeat.observe.callbacks import Callback, EvalInfo, RoundInfo, RunControl, RunInfo, RunSummary
+from offbeat.observe.logs import make_logs_dir
 from offbeat.observe.sinks import check_sinks
 from offbeat.pipeline import Pipeline, Report, Settings
 from offbeat.roles import Learner, PerWorker, WorkerContext, check_methods
@@ -64,6 +65,8 @@ _RESUMABLE = (
     "observe.",
 )
 _NOT_RESUMABLE = ("runtime.num_workers",)
+_FIX_OF_RESUME = "when a run is resumed; start a new run with `offbeat train`"
+FIX_OF_EVAL = "when a run is evaluated: leave it out; settings of the section eval may change"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,7 @@ def prepare_run(recipe: ConfigSource, overrides: Overrides, config: RunConfig, c
 def prepare_resume(run_dir: str | Path, overrides: Overrides, config: RunConfig) -> PreparedRun:
     """Check a run that is to continue; ``config`` are its settings with the overrides, which stay with it."""
     directory = existing(run_dir)
+    make_logs_dir(directory)
     _check_devices(config)
     check_ranks(config)
     check_sinks(config.observe)
@@ -145,21 +149,22 @@ def load(source: ConfigSource, overrides: Overrides = ()) -> RunConfig:
     return config
 
 
-def load_for_resume(run_dir: str | Path, overrides: Overrides) -> RunConfig:
-    """Load the settings of a run that is to continue, with overrides that may change on the way."""
+def load_for_resume(run_dir: str | Path, overrides: Overrides, *, fix: str = _FIX_OF_RESUME) -> RunConfig:
+    """Load the settings of a run that is to continue, with overrides that may change on the way.
+
+    ``fix`` says of other overrides why they are refused, and what to do.
+    """
     path = settings_of(run_dir)
     if overrides:
-        _check_resumable(overrides, load(path))
+        _check_resumable(overrides, load(path), fix)
     return load(path, overrides)
 
 
-def _check_resumable(overrides: Overrides, config: RunConfig) -> None:
+def _check_resumable(overrides: Overrides, config: RunConfig, fix: str) -> None:
     keys = short.full_keys((str(item).partition("=")[0].strip() for item in overrides), config)
     refused = [key for key in keys if not key.startswith(_RESUMABLE) or key.startswith(_NOT_RESUMABLE)]
     if refused:
-        raise ConfigError(
-            f"{', '.join(refused)} cannot change when a run is resumed; start a new run with `offbeat train`"
-        )
+        raise ConfigError(f"{', '.join(refused)} cannot change {fix}")
 
 
 # ---------------------------------------------------------------- checks
@@ -274,8 +279,8 @@ def open_run(
     notices = [*prepared.notes, *(f"{name}: {text}" for name, text in notes.items())]
     pipeline = make_pipeline(config, prepared.run_dir, prepared.name, everybody, notices)
     run = pipeline.open(config.run.rounds, resumed=prepared.resumed, stepwise=stepwise)
-    within_s = config.run.stop_timeout_s or config.runtime.train_timeout_s
-    with few_threads(config), stopping_on_signals(pipeline.stop, clock, within_s) as signals, run:
+    signals_stop = stopping_on_signals(pipeline.stop, clock, _stop_within_s(config))
+    with few_threads(config), signals_stop as signals, run:
         yield OpenedRun(prepared, run, signals)
 
 
@@ -295,7 +300,13 @@ def make_pipeline(
 ) -> Pipeline:
     """Make the pipeline of a configuration."""
     roles = make_roles(config)
-    about = RunSummary(name, config.algorithm.name, config.env.id, stop_return=config.run.stop_return)
+    about = RunSummary(
+        name,
+        config.algorithm.name,
+        config.env.id,
+        stop_return=config.run.stop_return,
+        stop_within_s=_stop_within_s(config),
+    )
     names = (field.name for field in fields(Settings))
     settings = Settings(**{name: getattr(config, name) for name in names})
     return Pipeline(
@@ -314,6 +325,10 @@ def make_pipeline(
         notices=notices,
         summary=about,
     )
+
+
+def _stop_within_s(config: RunConfig) -> float:
+    return config.run.stop_timeout_s or config.runtime.train_timeout_s
 
 
 def make_roles(config: RunConfig) -> Roles:

@@ -7,11 +7,13 @@ import sys
 import threading
 import traceback
 from abc import ABC, abstractmethod
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
 from typing import Any
+
+import numpy as np
 
 from offbeat.errors import OffbeatError, TrainError
 from offbeat.pacing.events import (
@@ -20,6 +22,7 @@ from offbeat.pacing.events import (
     EvalDone,
     Event,
     HealthChanged,
+    Notice,
     Published,
     PublishFailed,
     RoundTrained,
@@ -30,6 +33,11 @@ from offbeat.runtime.base import ManyRanks, Post, close_learner, describe, keep_
 from offbeat.runtime.checksum import weights_checksum
 from offbeat.runtime.spec import Assignment, RunSpec
 from offbeat.types import Batch, StateTree
+
+_UNKNOWN = (
+    "weights() of this learner returns a {}, which has no checksum, so nobody can tell if training changes "
+    "published weights: see to it that weights() returns a copy, or return a dict of arrays or tensors"
+)
 
 
 class LearnerExecutor:
@@ -51,6 +59,7 @@ class LearnerExecutor:
         self._degree = 0
         self._published: Published | None = None
         self._weights: Any = None
+        self._has_warned = False
         self._learner = learner
         self._send_weights = send_weights
         self._post = post
@@ -105,7 +114,11 @@ class LearnerExecutor:
         before = self._published
         if before is None or before.checksum is None or self._degree == 0:
             return None
-        if weights_checksum(self._weights) == before.checksum.result():
+        checksum = before.checksum.result()
+        if checksum is None and not self._has_warned:
+            self._has_warned = True
+            self._post(Notice(_UNKNOWN.format(type(self._weights).__qualname__), is_warning=True))
+        if weights_checksum(self._weights) == checksum:
             return None
         return OffbeatError(
             f"the learner changed the weights of version {before.version} after it had published them, so "
@@ -262,19 +275,22 @@ class LocalRuntime(ABC):
 
 
 def on_cpu(tree: Any, *, copy: bool = False) -> Any:
-    """The same tree with every torch tensor on the CPU: who gets them may have no GPU.
+    """Return the tree with every torch tensor on the CPU: who gets them may have no GPU.
 
-    ``copy``: tensors share no memory with the learner's, which torch's ``state_dict()`` returns as they are.
+    ``copy``: containers are new, and arrays and tensors share no memory with the learner's, which trains on
+    in place.
     """
     torch: Any = sys.modules.get("torch")
-    return tree if torch is None else _on_cpu(tree, torch, copy)
+    return _on_cpu(tree, torch, copy) if copy or torch is not None else tree
 
 
 def _on_cpu(value: Any, torch: Any, copy: bool) -> Any:
-    if isinstance(value, torch.Tensor):
+    if torch is not None and isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=copy)
-    if type(value) in (dict, OrderedDict):
-        return type(value)((name, _on_cpu(item, torch, copy)) for name, item in value.items())
+    if copy and isinstance(value, np.ndarray):
+        return value.copy()
+    if type(value) in (dict, OrderedDict, Counter):
+        return type(value)({name: _on_cpu(item, torch, copy) for name, item in value.items()})
     if type(value) in (list, tuple):
         return type(value)(_on_cpu(item, torch, copy) for item in value)
     return value

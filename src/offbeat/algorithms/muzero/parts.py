@@ -18,6 +18,7 @@ from offbeat.config.models import RunConfig
 from offbeat.envs import make_world
 from offbeat.errors import ConfigError
 from offbeat.ops.compiled import uses_numba
+from offbeat.pacing.config import AUTO
 from offbeat.replay.streams import StreamReplay
 from offbeat.roles import Evaluator, Learner, PerWorker, Ranks, SerialCollector, WorkerContext
 from offbeat.types import Array
@@ -156,5 +157,11 @@ def startup_notes(config: RunConfig) -> dict[str, str]:
     if algorithm.network.precision == "bfloat16" and on_cpu and not _multiplies_bfloat16():
         found["precision"] = (
             "bfloat16, which this processor cannot multiply: slow; set algorithm.network.precision=float32"
+        )
+    if config.async_training.off_policy_degree == AUTO and not fit_environment(config).spec.num_actions:
+        found["tuning"] = (
+            "k = -1 is tuned by speed alone: of continuous actions there is no learn/search_kl, so nothing"
+            " measures what staleness costs. Compare evaluations with those at a fixed k, or lower"
+            " async_training.auto_max"
         )
     return found

@@ -1,0 +1,47 @@
+"""What `make install` shows while it waits."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYTHON = """#!/bin/sh
+sleep 1
+exit {code}
+"""
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("make") is None or sys.platform == "win32", reason="needs make and a shell"
+)
+
+
+def install(venv: Path, code: int) -> subprocess.CompletedProcess[str]:
+    """Install with a Python that takes a second for everything and installs nothing."""
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "python").write_text(PYTHON.format(code=code))
+    (venv / "bin" / "python").chmod(0o755)
+    command = ["make", "--no-print-directory", "install", f"VENV={venv}", "EXTRAS=ray", "DOTS_EVERY_S=0.1"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_installing_shows_its_steps_and_that_they_go_on(tmp_path: Path) -> None:
+    venv = tmp_path / "venv"
+    done = install(venv, 0)
+    assert (done.returncode, done.stderr) == (0, "")
+    environment, torch, rest = done.stdout.splitlines()
+    assert environment == f"1 of 3: a virtual environment in {venv} "
+    assert re.fullmatch(r"2 of 3: torch \.+", torch)
+    assert re.fullmatch(r"3 of 3: offbeat and ray \.+", rest)
+    assert (venv / ".installed").exists()
+
+
+def test_an_installation_that_fails_is_not_taken_for_one(tmp_path: Path) -> None:
+    done = install(tmp_path / "venv", 7)
+    assert done.returncode == 2 and "Error 7" in done.stderr
+    assert "3 of 3" not in done.stdout and not (tmp_path / "venv" / ".installed").exists()
