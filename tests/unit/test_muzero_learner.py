@@ -413,7 +413,7 @@ def test_what_the_processor_cannot_multiply_is_told(
 )
 def test_a_dial_that_is_tuned_by_speed_alone_is_remarked_on(recipe: str, degree: int, is_told: bool) -> None:
     config = offbeat.load_config(recipe, {"async_training.off_policy_degree": degree})
-    assert ("tuned by speed alone" in facts(config).get("tuning", "")) == is_told
+    assert ("tuned by speed alone" in startup_notes(config).get("tuning", "")) == is_told
 
 
 def test_a_search_must_not_look_further_ahead_than_there_are_positions() -> None:
