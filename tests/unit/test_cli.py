@@ -49,6 +49,7 @@ class FakeResult:
         }
     )
     eval_return: float | None = 487.5
+    eval_metrics: dict[str, float] = field(default_factory=dict)
     wall_s: float = 20.0
     env_steps: int = 102_400
     steps_per_s: float = 5120.0
@@ -346,6 +347,21 @@ def test_eval_of_the_best_says_when_none_has_a_score(
     api.answers["evaluate"] = lambda: {"eval/return_mean": 99.5}
     assert run("eval", str(tmp_path), "--best") == 0
     assert ("note: no checkpoint of this run has a score" in capsys.readouterr().out) == (score is None)
+
+
+@pytest.mark.parametrize(("drawn", "is_told"), [(-136.7, True), (-490.0, False)])
+def test_eval_says_when_the_return_depends_on_how_actions_are_chosen(
+    api: Calls, capsys: pytest.CaptureFixture[str], drawn: float, is_told: bool
+) -> None:
+    metrics = {"eval/return_mean": -500.0, "eval/return_std": 0.0, "eval/episodes": 10.0}
+    sampled = {"eval/return_mean_sampled": drawn, "eval/return_std_sampled": 20.0}
+    api.answers["evaluate"] = lambda: metrics | sampled
+    assert run("eval", "runs/x") == 0
+    shown = capsys.readouterr().out
+    assert ("note: return -500.0 with the most likely actions, but" in shown) == is_told
+    assert f"return -500.0 ± 0.0 over 10 episodes ({drawn} with drawn actions)" in shown
+    assert run("eval", "runs/x", "--json") == 0
+    assert ("eval.deterministic=false" in json.loads(capsys.readouterr().out).get("note", "")) == is_told
 
 
 @pytest.mark.parametrize(("identical", "code"), [(True, 0), (False, 1)])

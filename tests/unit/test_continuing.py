@@ -196,6 +196,26 @@ def test_an_evaluation_is_told_in_a_sentence() -> None:
     assert headline({**metrics, "eval/episodes": 1.0}) == "return 500.0 ± 0.0 over 1 episode"
     assert headline({"eval/return_mean": -1234.5}) == "return -1,234.5"
     assert headline({}) == "return –"
+    drawn = {**metrics, "eval/return_mean": -500.0, "eval/return_mean_sampled": -136.7}
+    assert headline(drawn) == "return -500.0 ± 0.0 over 10 episodes (-136.7 with drawn actions)"
+
+
+def test_the_summary_tells_all_of_the_last_evaluation(tmp_path: Path) -> None:
+    names = ("return_mean", "return_std", "episodes", "return_mean_sampled", "success_rate")
+    metrics = {f"eval/{name}": value for name, value in zip(names, (-500.0, 0.0, 10.0, -136.7, 0.25))}
+    result: Any = FakeResult(run_dir=tmp_path, eval_return=-500.0, eval_metrics=metrics)
+    rows = summary_rows(result)
+    assert rows["evaluation return"] == "-500.0 ± 0.0 over 10 episodes (-136.7 with drawn actions)"
+    assert rows["evaluation success"] == "25%"
+    plain = summary_rows(FakeResult(run_dir=tmp_path))  # type: ignore[arg-type]
+    assert plain["evaluation return"] == "487.5"
+
+
+def test_a_result_has_the_metrics_of_its_evaluation(tmp_path: Path) -> None:
+    settings = {**SMALL, "run.dir": str(tmp_path / "run"), "eval.at_end": True, "eval.episodes": 2}
+    result = offbeat.train("cartpole-ppo", overrides=settings)
+    assert result.eval_metrics["eval/return_mean"] == result.eval_return
+    assert "eval/return_mean_sampled" in result.eval_metrics
 
 
 # ---------------------------------------------------------------- what is said before a run

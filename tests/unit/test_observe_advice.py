@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from offbeat.observe.advice import Advisor
+from offbeat.observe.advice import Advisor, action_dependence
 from offbeat.pacing.config import AUTO
 from offbeat.pacing.events import DialTurned, EvalDone, RoundTrained, Signals
 from offbeat.types import Batch
@@ -77,6 +77,7 @@ def test_an_evaluation_that_depends_on_how_actions_are_chosen_is_told_once() -> 
     (advice,) = Run().evaluate(-500.0, -136.7).evaluate(-500.0, -130.0).advice
     assert "return -500.0 with the most likely actions, but -136.7 with drawn ones" in advice
     assert "eval.deterministic=false" in advice
+    assert advice.startswith("evaluation of version 0: return ")
 
 
 @pytest.mark.parametrize(
@@ -88,3 +89,4 @@ def test_other_evaluations_are_left_alone(likely: float, drawn: float | None, st
     run.tell(EvalDone(0, None, error="no episode ended"))
     assert run.evaluate(likely, drawn, std).advice == []
     assert Run().evaluate(-500.0, -136.7, episodes=2).advice == []
+    assert action_dependence({}) is None

@@ -325,7 +325,8 @@ def test_the_live_display_shows_what_the_learner_reports_and_where_time_goes(
     stream = Terminal()
     console = make_console("rich", replace(SUMMARY, directory=Path("runs/[x]")), stream=stream)
     console.on_start(RunInfo(SUMMARY, RunControl(print, print, print)))
-    console.on_eval(EvalInfo(8, {"eval/return_mean": 487.5, "eval/return_std": 31.24, "eval/episodes": 10.0}))
+    evaluated = {"eval/return_mean": 487.5, "eval/return_std": 31.24, "eval/episodes": 10.0}
+    console.on_eval(EvalInfo(8, {**evaluated, "eval/return_mean_sampled": 236.7}))
     learning = {"learn/loss": 0.01234, "learn/entropy": math.nan, "learn/ess": 0.971, "learn/approx_kl": 4e-5}
     times = {"time/round_s": 0.5, "time/collect_s": 0.25, "time/state_s": 0.125, "time/train_s": 0.375}
     console.on_finish(FinishInfo(8, "done", 1.0, {**METRICS, **learning, **times}))
@@ -334,7 +335,7 @@ def test_the_live_display_shows_what_the_learner_reports_and_where_time_goes(
         "KL 4e-05 · ESS 0.971",
         "round 0.500 s · collect 0.250 · save environments 0.125 · train 0.375",
         "487.5",
-        " ± 31.2 over 10 episodes, of version 8",
+        " ± 31.2 over 10 episodes (236.7 with drawn actions), of version 8",
         "runs/[x]",
     ):
         assert text in stream.getvalue()

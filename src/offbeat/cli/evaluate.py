@@ -41,22 +41,28 @@ def evaluate_run(
     from offbeat import api
     from offbeat.checkpoint import CheckpointManager
     from offbeat.cli.waiting import telling_progress
+    from offbeat.observe.advice import action_dependence
 
     with telling_progress("evaluating"):
         metrics = api.evaluate(run, episodes=episodes, seed=seed, best=best, overrides=overrides)
+    notes: list[str] = []
     if best and CheckpointManager(Path(run) / "checkpoints").best() is None:
-        note = "no checkpoint of this run has a score (eval.interval_rounds), so the newest was evaluated"
+        notes.append(
+            "no checkpoint of this run has a score (eval.interval_rounds), so the newest was evaluated"
+        )
+    if found := action_dependence(metrics):
+        notes.append(found)
+    for note in notes:
         print(f"note: {note}")
-        report.values["note"] = note
+    if notes:
+        report.values["note"] = "; ".join(notes)
     print(headline(metrics))
     show_table(f"evaluation of {run}", {name: f"{value:g}" for name, value in metrics.items()})
     report.values.update(run_dir=run, metrics=metrics, eval_return=metrics.get("eval/return_mean"))
 
 
 def headline(metrics: Mapping[str, float]) -> str:
-    """Return the result in a line: ``return 500.0 ± 0.0 over 10 episodes``; a dash for what is not known."""
-    known = {name: f"{value:,.1f}" for name, value in metrics.items()}
-    mean, spread = known.get("eval/return_mean", "–"), known.get("eval/return_std")
-    episodes = metrics.get("eval/episodes")
-    over = "" if episodes is None else f" over {episodes:,.0f} episode" + ("" if episodes == 1 else "s")
-    return f"return {mean}" + ("" if spread is None else f" ± {spread}") + over
+    """Return the result in a line: ``return 500.0 ± 0.0 over 10 episodes``."""
+    from offbeat.observe.text import evaluation
+
+    return f"return {evaluation(metrics)}"

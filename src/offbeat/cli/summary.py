@@ -51,7 +51,7 @@ def finish(result: Result, report: Report) -> None:
 def summary_rows(result: Result) -> dict[str, str]:
     """The summary by line: counts, times, quality, then the next commands."""
     history = _history(result)
-    success = result.metrics.get("eval/success_rate")  # where the environment reports it
+    success = result.eval_metrics.get("eval/success_rate")  # where the environment reports it
     dropped = result.metrics.get("pace/dropped_samples", 0)
     rows = {
         "rounds": f"{result.rounds:,}",
@@ -59,7 +59,7 @@ def summary_rows(result: Result) -> dict[str, str]:
         "wall time": _wall(result, history),
         "steps per second": _rate(result),
         **_statistics_rows(result),
-        "evaluation return": "not evaluated" if result.eval_return is None else f"{result.eval_return:.1f}",
+        "evaluation return": _evaluation(result),
         **({} if success is None else {"evaluation success": f"{success:.0%}"}),
         "max staleness": f"{result.max_staleness}{' (replayed)' if REPLAY_METRIC in result.metrics else ''}",
         "dropped samples": f"{dropped:,.0f}",
@@ -72,6 +72,14 @@ def summary_rows(result: Result) -> dict[str, str]:
     run = shlex.quote(str(result.run_dir))
     rows["resume"] = _resume_command(result)
     return rows | {verb: f"offbeat {verb} {run}" for verb in ("eval", "play", "replay")}
+
+
+def _evaluation(result: Result) -> str:
+    from offbeat.observe.text import evaluation
+
+    if result.eval_return is None:
+        return "not evaluated"
+    return evaluation({"eval/return_mean": result.eval_return, **result.eval_metrics})
 
 
 def _resume_command(result: Result) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from offbeat.observe.text import number, plain
 from offbeat.pacing.auto import AutoConfig, excess
@@ -61,16 +61,23 @@ class Advisor:
 
     def _evaluated(self, event: EvalDone, now_s: float) -> None:
         """Compare returns with the most likely actions and with drawn ones."""
-        metrics = event.metrics or {}
-        names = ("return_mean", "return_mean_sampled", "return_std", "return_std_sampled")
-        likely, drawn, *deviations = (number(metrics, f"eval/{name}") for name in names)
-        apart = abs(likely - drawn)  # NaN, and so never large, where one is not reported
-        is_large = apart > 0.5 * max(abs(likely), abs(drawn)) and apart > 2 * max(deviations)
-        if self._has_told_of_actions or not is_large or number(metrics, "eval/episodes") < _EPISODES:
+        found = action_dependence(event.metrics or {})
+        if self._has_told_of_actions or found is None:
             return
         self._has_told_of_actions = True
-        self._tell(
-            f"evaluation of version {event.version}: return {plain(likely)} with the most likely actions, but"
-            f" {plain(drawn)} with drawn ones: the policy still depends on chance. eval/return_mean is the"
-            " first; set eval.deterministic=false to judge the policy as it acts in training"
-        )
+        self._tell(f"evaluation of version {event.version}: {found}")
+
+
+def action_dependence(metrics: Mapping[str, float]) -> str | None:
+    """Return the advice on an evaluation whose return differs greatly with drawn actions; None otherwise."""
+    names = ("return_mean", "return_mean_sampled", "return_std", "return_std_sampled")
+    likely, drawn, *deviations = (number(metrics, f"eval/{name}") for name in names)
+    apart = abs(likely - drawn)  # NaN, and so never large, where one is not reported
+    is_large = apart > 0.5 * max(abs(likely), abs(drawn)) and apart > 2 * max(deviations)
+    if not is_large or number(metrics, "eval/episodes") < _EPISODES:
+        return None
+    return (
+        f"return {plain(likely)} with the most likely actions, but {plain(drawn)} with drawn ones: the policy"
+        " still depends on chance. eval/return_mean is the first; set eval.deterministic=false to evaluate"
+        " the policy as it acts in training"
+    )

@@ -24,7 +24,7 @@ from offbeat.observe.callbacks import (
     RunSummary,
     WorkerLostInfo,
 )
-from offbeat.observe.text import REPLAY_METRIC, duration, fill, number, plain, sparkline
+from offbeat.observe.text import REPLAY_METRIC, duration, evaluation, fill, number, plain, sparkline
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -257,9 +257,7 @@ class _Frame:
     metrics: dict[str, float] = field(default_factory=dict)
     bottleneck: Bottleneck | None = None
     eval_version: int | None = None
-    eval_return: float = math.nan
-    eval_count: float = math.nan
-    eval_spread: float = math.nan
+    eval_metrics: Mapping[str, float] = field(default_factory=dict)
     checkpoint: int | None = None
     curve: list[float] = field(default_factory=list)
 
@@ -337,9 +335,7 @@ class RichConsole(Display):
     def on_eval(self, info: EvalInfo) -> None:
         """Show an evaluation's result from now on."""
         self._frame.eval_version = info.version
-        self._frame.eval_return = number(info.metrics, "eval/return_mean")
-        self._frame.eval_spread = number(info.metrics, "eval/return_std")
-        self._frame.eval_count = number(info.metrics, "eval/episodes")
+        self._frame.eval_metrics = dict(info.metrics)
 
     def on_checkpoint(self, info: CheckpointInfo) -> None:
         """Show which version was saved last."""
@@ -476,9 +472,8 @@ def _known(metrics: Mapping[str, float], names: Mapping[str, str]) -> str:
 
 
 def _evaluation(frame: _Frame) -> str:
-    spread = f" ± {plain(frame.eval_spread)}" if math.isfinite(frame.eval_spread) else ""
-    episodes = f" over {frame.eval_count:.0f} episodes" if math.isfinite(frame.eval_count) else ""
-    return f"[bold]{plain(frame.eval_return)}[/]{spread}{episodes}, of version {frame.eval_version}"
+    mean, space, rest = evaluation(frame.eval_metrics).partition(" ")
+    return f"[bold]{mean}[/]{space}{rest}, of version {frame.eval_version}"
 
 
 def _preview_frame() -> _Frame:
@@ -509,4 +504,5 @@ def _preview_frame() -> _Frame:
     curve = [20 + 209 / (1 + math.exp(-(i - 11) / 3)) for i in range(_CURVE_WIDTH)]
     summary = RunSummary("cartpole", "ppo", "CartPole-v1", "processes", 4, 1000, 1, Path("runs/cartpole"))
     phase = "training round 412"
-    return _Frame(summary, 412, phase, 0.0, metrics, "collect", 400, 487.5, 10, 31.2, 400, curve)
+    judged = {"eval/return_mean": 487.5, "eval/return_std": 31.2, "eval/episodes": 10.0}
+    return _Frame(summary, 412, phase, 0.0, metrics, "collect", 400, judged, 400, curve)

@@ -31,6 +31,23 @@ def plain(value: float, digits: int = 1) -> str:
     return f"{value:.{digits}f}" if math.isfinite(value) else _DASH
 
 
+def evaluation(metrics: Mapping[str, float]) -> str:
+    """Return an evaluation in words: ``-500.0 ± 0.0 over 10 episodes (-136.7 with drawn actions)``.
+
+    Only the mean is always there; it is a dash when it is not known.
+    """
+    mean, spread, drawn = (number(metrics, f"eval/return_{n}") for n in ("mean", "std", "mean_sampled"))
+    episodes = number(metrics, "eval/episodes")
+    text = f"{mean:,.1f}" if math.isfinite(mean) else _DASH
+    if math.isfinite(spread):
+        text += f" ± {spread:,.1f}"
+    if math.isfinite(episodes):
+        text += f" over {episodes:,.0f} episode" + ("" if episodes == 1 else "s")
+    if math.isfinite(drawn):
+        text += f" ({drawn:,.1f} with drawn actions)"
+    return text
+
+
 def compact(value: float) -> str:
     """``950``, ``48.2k``, ``1.3M``."""
     if not math.isfinite(value):

@@ -7,7 +7,7 @@ import math
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,7 +75,7 @@ class Result:
 
     ``startup_s`` and ``rounds_s`` are parts of ``wall_s``: until the first ticket, and from then to the end
     of the last round; ``steps_per_s`` is over the latter. ``stopped``: it was asked to end. ``save_error``
-    says why nothing could be saved; empty when it was.
+    says why nothing could be saved; empty when it was. ``eval_metrics`` are those of the last evaluation.
     """
 
     run_dir: Path
@@ -96,6 +96,7 @@ class Result:
     restarts: int = 0
     stopped: bool = False
     save_error: str = ""
+    eval_metrics: Metrics = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +248,7 @@ class OpenedRun:
             digest=report.digest or "",
             metrics=report.metrics,
             eval_return=report.eval_metrics.get("eval/return_mean"),
+            eval_metrics=report.eval_metrics,
             wall_s=report.wall_s,
             env_steps=report.env_steps,
             startup_s=report.startup_s,
@@ -307,7 +309,7 @@ def make_pipeline(
         stop_return=config.run.stop_return,
         stop_within_s=_stop_within_s(config),
     )
-    names = (field.name for field in fields(Settings))
+    names = (one.name for one in fields(Settings))
     settings = Settings(**{name: getattr(config, name) for name in names})
     return Pipeline(
         collect=roles.collect,
