@@ -102,9 +102,9 @@ def evaluate(
     best: bool = False,
     overrides: Overrides | None = None,
 ) -> Metrics:
-    """Judge a run's newest (or best) weights; returns metrics named ``eval/...``.
+    """Evaluate a run's newest (or best) weights; returns metrics named ``eval/...``.
 
-    ``overrides`` are settings that a resumed run may have too; they hold for this judgement only.
+    ``overrides`` are settings that a resumed run may have too; they hold for this evaluation only.
     """
     directory = existing(run_dir)
     chosen = joined(overrides, {"eval.episodes": episodes})

@@ -130,7 +130,7 @@ def state_of(role: Collector | SerialCollector | Learner) -> StateTree | None:
 
 @runtime_checkable
 class Evaluator(Protocol):
-    """Judges frozen weights. Never touches training state."""
+    """Evaluates frozen weights. Never touches training state."""
 
     def evaluate(self, weights: Any, seed: int) -> Metrics:
         """Return metrics named ``eval/...``; ``eval/return_mean`` decides which checkpoint is best."""

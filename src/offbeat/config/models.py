@@ -516,9 +516,9 @@ class EvalConfig(Section):
     sampled_episodes: int | None = Field(
         default=None,
         ge=0,
-        description="Episodes played again with actions drawn from the policy, where deterministic judges one"
-        " that draws them in training: both are reported, since they can differ greatly. Null: as many as"
-        " episodes; 0: none.",
+        description="Episodes played again with actions drawn from the policy, where one that"
+        " draws them in training is evaluated deterministically: both returns are reported, since they can"
+        " differ greatly. Null: as many as episodes; 0: none.",
     )
     at_end: bool = Field(default=True, description="Evaluate the last weights when the run ends.")
     timeout_s: float = Field(
@@ -641,7 +641,7 @@ class RunConfig(Section):
 
     @property
     def eval_env(self) -> EnvConfig:
-        """The environment that weights are judged in: ``eval.env_kwargs`` over ``env.kwargs``."""
+        """The environment that weights are evaluated in: ``eval.env_kwargs`` over ``env.kwargs``."""
         return self.env.model_copy(update={"kwargs": {**self.env.kwargs, **self.eval.env_kwargs}})
 
     @property

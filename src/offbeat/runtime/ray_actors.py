@@ -391,7 +391,7 @@ def _portable(event: Event) -> Event:
 
 
 class EvaluatorActor(Actor):
-    """Judges frozen weights, in a process that the learner does not depend on."""
+    """Evaluates frozen weights, in a process that the learner does not depend on."""
 
     _weights: WeightsReader
     _evaluator: LazyEvaluator

@@ -90,8 +90,8 @@ class ReanalyseSettings(Section):
     segments_per_round: int = Field(
         default=0,
         ge=0,
-        description="Segments of a round that are not collected but searched anew, from steps in the replay,"
-        " with the newest weights; 0: none.",
+        description="Segments of a round that are not collected but reanalysed: steps of the replay are"
+        " searched again with the newest weights; 0: none.",
     )
     oldest: float = Field(
         default=0.75,
@@ -111,7 +111,7 @@ class PlanningConfig(AlgorithmConfig):
     search: SearchSettings = Field(default=SearchSettings(), description="The tree search.")
     network: WorldSettings = Field(default=WorldSettings(), description="The networks.")
     reanalyse: ReanalyseSettings = Field(
-        default=ReanalyseSettings(), description="Targets that are searched anew."
+        default=ReanalyseSettings(), description="Targets that are reanalysed."
     )
     discount: float = Field(default=0.997, gt=0, le=1, description="Worth of a value one step later.")
     num_unroll: int = Field(default=5, ge=1, description="Steps that the model is trained to see ahead: H.")
