@@ -133,7 +133,8 @@ def play(
     seed: int | None = None,
     best: bool = False,
     out: str | Path | None = None,
-    film: bool = True,
+    video: bool = True,
+    film: bool | None = None,
     fps: float | None = None,
     against: str | None = None,
     stochastic: bool = False,
@@ -143,20 +144,22 @@ def play(
     """Play a run's newest (or best) weights in the environment of its evaluation, and record a video.
 
     The video goes to ``out`` (a ``.gif`` or ``.mp4``), by default to ``play.gif`` in the run's directory;
-    ``film=False`` makes none. ``seed`` is that of the first episode, by default ``run.seed``; the next have
-    the next ones. ``against`` names a baseline that plays the same seeds; ``watch`` is called at every step.
+    ``video=False`` makes none (``film`` is its older name). ``seed`` is that of the first episode, by default
+    ``run.seed``; the next have the next ones. ``against`` names a baseline that plays the same seeds;
+    ``watch`` is called at every step.
 
     Example: ``offbeat.play("runs/lines", out="lines.mp4", against="greedy").scores``.
     """
     from offbeat.run import playing
 
+    records = video if film is None else film
     directory = existing(run_dir)
     config = load(settings_of(directory))
     options = playing.PlayOptions(
         episodes=episodes,
         seed=config.run.seed if seed is None else seed,
         out=None if out is None else Path(out),
-        default_out=directory / "play.gif" if film and out is None else None,
+        default_out=directory / "play.gif" if records and out is None else None,
         fps=fps,
         against=against,
         deterministic=config.eval.deterministic and not stochastic,

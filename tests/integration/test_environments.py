@@ -84,7 +84,7 @@ def test_wrappers_hold_in_training_evaluation_play_and_doctor(
     result = small_run({**FEW, "env.wrappers": wrappers, "env.num_envs": 16}, rounds=2)
     assert result.policy.act(np.zeros((5, 1), np.float32)).shape == (5,)
     assert offbeat.evaluate(result.run_dir)["eval/episodes"] == 2
-    assert len(offbeat.play(result.run_dir, film=False).returns) == 1
+    assert len(offbeat.play(result.run_dir, video=False).returns) == 1
     assert offbeat.replay_run(result.run_dir).identical
     capfd.readouterr()
     assert cli("doctor", "--env", str(result.run_dir / "config.yaml"), "--json") == 0

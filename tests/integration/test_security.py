@@ -99,7 +99,7 @@ def test_the_configuration_of_a_run_calls_no_function(run: Path, tmp_path: Path)
     text = config.read_text().replace("id: CartPole-v1", "id: os:system")
     config.write_text(text.replace("kwargs: {}", f"kwargs: {{command: touch {ran}}}", 1))
     (run / "manifest.json").write_text('{"name": "x"}')
-    for command in (*LOOKS, *GOES_ON, ("play", "--no-film")):
+    for command in (*LOOKS, *GOES_ON, ("play", "--no-video")):
         call(command[0], str(run), *command[1:])
     assert not ran.exists()
 
@@ -322,7 +322,7 @@ def test_forged_runs_are_refused_in_words(name: str, run: Path, capfd: pytest.Ca
     FORGERIES[name](run)
     codes = {
         command[0]: call(command[0], str(run), *command[1:])
-        for command in (*LOOKS, ("play", "--no-film"), *GOES_ON)
+        for command in (*LOOKS, ("play", "--no-video"), *GOES_ON)
     }
     assert set(codes.values()) <= {0, 1, 2}
     said = capfd.readouterr()

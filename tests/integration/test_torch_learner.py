@@ -84,7 +84,7 @@ def test_what_was_saved_is_evaluated_and_repeated(kind: str, degree: int, train:
     run = train(runtime__kind=kind, async_training__off_policy_degree=degree, eval__interval_rounds=3)
     assert run.save_error == ""
     assert offbeat.evaluate(run.run_dir)["eval/version"] == 6
-    assert offbeat.play(run.run_dir, film=False, max_steps=20).scores
+    assert offbeat.play(run.run_dir, video=False, max_steps=20).scores
     report = offbeat.replay_run(run.run_dir)
     assert report.identical and report.digest == run.digest == offbeat.digest(run.run_dir)
 

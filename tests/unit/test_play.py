@@ -419,12 +419,12 @@ SMALL = {"run.rounds": 2, "runtime.kind": "inline", "run.stop_return": None}
 
 def test_play_of_a_run(small_run: Callable[..., Any], tmp_path: Path) -> None:
     run = small_run({**SMALL, "run.seed": 11}).run_dir
-    result = offbeat.play(run, film=False, episodes=2, against="random")
+    result = offbeat.play(run, video=False, episodes=2, against="random")
     assert (result.version, result.seeds) == (2, (11, 12))
     assert result.returns == result.scores == tuple(map(float, result.lengths))
     assert result.against is not None
-    assert result == offbeat.play(run, film=False, episodes=2, against="random", watch=lambda view: None)
-    assert offbeat.play(run, film=False, seed=3).seeds == (3,)
+    assert result == offbeat.play(run, video=False, episodes=2, against="random", watch=lambda view: None)
+    assert offbeat.play(run, video=False, seed=3).seeds == (3,)
 
 
 def test_a_run_without_a_checkpoint(small_run: Callable[..., Any], tmp_path: Path) -> None:
@@ -457,8 +457,17 @@ def shown_run(small_run: Callable[..., Any]) -> Path:
 
 
 def test_play_uses_the_environment_of_evaluation(shown_run: Path) -> None:
-    assert offbeat.play(shown_run, film=False).returns == (12.0,)
+    assert offbeat.play(shown_run, video=False).returns == (12.0,)
     assert offbeat.evaluate(shown_run, episodes=2)["eval/return_mean"] == 12.0
+
+
+def test_no_video_is_recorded_under_either_name(shown_run: Path) -> None:
+    for options in ({"video": False}, {"film": False}):
+        assert offbeat.play(shown_run, **options).file is None
+    for option in ("--no-video", "--no-film"):
+        assert run_command("play", str(shown_run), option) == 0
+    assert not (shown_run / "play.gif").exists()
+    assert offbeat.play(shown_run, film=True).file == shown_run / "play.gif"
 
 
 def run_command(*arguments: str) -> int:
@@ -500,6 +509,7 @@ def test_the_command_refuses_and_interrupts(
     assert run_command("play", str(shown_run), "--out", "a.avi") == 2
     assert "ends in .gif or .mp4" in capsys.readouterr().err
     assert run_command("play", str(shown_run), "--out", "a.gif", "--no-film") == 2
+    assert "--out and --no-video contradict each other" in capsys.readouterr().err
 
     def interrupt(self: object, view: StepView) -> None:
         raise KeyboardInterrupt

@@ -46,15 +46,15 @@ def play(
     ] = False,
     max_steps: Annotated[int | None, typer.Option(min=1, help="End episodes after this many steps.")] = None,
     no_show: Annotated[bool, typer.Option("--no-show", help="Show nothing but the result.")] = False,
-    no_film: Annotated[bool, typer.Option("--no-film", help="Record no video.")] = False,
+    no_video: Annotated[bool, typer.Option("--no-video", "--no-film", help="Record no video.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Watch the weights of a run play, and record a video."""
     with reporting(as_json) as report:
         from offbeat import api
 
-        if out is not None and no_film:
-            raise typer.BadParameter("--out and --no-film contradict each other; leave one out")
+        if out is not None and no_video:
+            raise typer.BadParameter("--out and --no-video contradict each other; leave one out")
         with contextlib.nullcontext() if no_show else _screen() as watch:
             result = api.play(
                 run,
@@ -62,7 +62,7 @@ def play(
                 seed=seed,
                 best=best,
                 out=out,
-                film=not no_film,
+                video=not no_video,
                 fps=fps,
                 against=against,
                 stochastic=stochastic,
