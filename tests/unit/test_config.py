@@ -784,7 +784,7 @@ def test_remarks_on_settings_that_do_little(files: Files, overrides: list[str], 
 
 
 def test_sizes_far_from_what_fits_are_remarked_on(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offbeat.config.plan.usable_cores", lambda: 4)
+    monkeypatch.setattr("offbeat.config.checks.usable_cores", lambda: 4)
     assert size_remarks(files.recipe("runtime.num_workers=8", "async_training.off_policy_degree=100")) == []
     crowd, unbounded = size_remarks(
         files.recipe("runtime.num_workers=16", "run.rounds=9", "async_training.off_policy_degree=10")
@@ -793,6 +793,20 @@ def test_sizes_far_from_what_fits_are_remarked_on(files: Files, monkeypatch: pyt
     assert "runtime.num_workers=3 to 8" in crowd
     assert unbounded == "off_policy_degree 10 is above run.rounds 9: it bounds nothing"
     assert size_remarks(files.recipe("runtime.num_workers=16", "runtime.kind=ray")) == []
+
+
+@pytest.mark.parametrize(
+    ("workers", "kind", "is_told"), [(5000, "processes", True), (5000, "ray", False), (5, "threads", False)]
+)
+def test_workers_without_environments_are_told_of_the_cores_too(
+    files: Files, monkeypatch: pytest.MonkeyPatch, workers: int, kind: str, is_told: bool
+) -> None:
+    monkeypatch.setattr("offbeat.config.checks.usable_cores", lambda: 3)
+    with pytest.raises(ConfigError, match=f"16 environments do not divide by {workers} workers") as caught:
+        files.recipe("env.num_envs=16", f"runtime.num_workers={workers}", f"runtime.kind={kind}")
+    told = "; 5,000 collectors share 3 cores with the learner"
+    assert (told in str(caught.value)) == is_told
+    assert ("runtime.num_workers=2 to 6 is as fast" in str(caught.value)) == is_told
 
 
 def test_sound_config_has_no_remarks(files: Files) -> None:

@@ -130,7 +130,7 @@ def _torch() -> Finding:
 
 
 def _cores() -> Finding:
-    from offbeat.config.plan import usable_cores
+    from offbeat.config.checks import usable_cores
 
     usable = usable_cores()
     text = f"{usable} usable of {os.cpu_count()}"
@@ -181,7 +181,7 @@ def _env_config(name: str) -> EnvConfig:
 
 def measure_env(config: EnvConfig) -> Iterator[Finding]:
     """Time one environment and a batch of them, and advise on workers."""
-    from offbeat.config.plan import usable_cores
+    from offbeat.config.checks import usable_cores
 
     alone_us = step_cost_us(config, 1)
     wide_us = step_cost_us(config, _WIDE) / _WIDE

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 from offbeat.config.models import AUTO, Conflict, RunConfig
+
+_MOST_WORKERS_PER_CORE = 2
 
 
 def conflicts(config: RunConfig) -> list[Conflict]:
@@ -41,7 +45,29 @@ def _envs_per_worker(config: RunConfig) -> list[Conflict]:
         f"{envs} environments do not divide by {workers} workers: set env.num_envs to {fitting},"
         " or change runtime.num_workers"
     )
-    return [Conflict(("env.num_envs", "runtime.num_workers"), message)]
+    crowd = crowding(config)
+    return [
+        Conflict(("env.num_envs", "runtime.num_workers"), message if crowd is None else f"{message}; {crowd}")
+    ]
+
+
+def crowding(config: RunConfig) -> str | None:
+    """Return a remark on more collectors than the cores of this machine have a use for."""
+    workers, cores = config.runtime.num_workers, usable_cores()
+    if config.runtime.kind not in ("threads", "processes") or workers <= _MOST_WORKERS_PER_CORE * cores:
+        return None
+    least, most = max(1, cores - 1), _MOST_WORKERS_PER_CORE * cores
+    return (
+        f"{workers:,} collectors share {cores:,} core{'' if cores == 1 else 's'} with the learner: unless"
+        f" they wait for something else than a core, runtime.num_workers={least} to {most} is as fast"
+    )
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _sync_interval(config: RunConfig) -> list[Conflict]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 
+from offbeat.config.checks import crowding
 from offbeat.config.errors import shown
 from offbeat.config.layers import Path, parse_yaml
 from offbeat.config.loader import dump_yaml
 from offbeat.config.models import AUTO, RunConfig, Section
-
-_MOST_WORKERS_PER_CORE = 2
 
 
 def describe(
@@ -136,29 +134,13 @@ def remarks(config: RunConfig) -> list[str]:
 
 def size_remarks(config: RunConfig) -> list[str]:
     """Numbers that work and are probably far from what was meant; a run's start says so, too."""
-    workers, cores, degree = (
-        config.runtime.num_workers,
-        usable_cores(),
-        config.async_training.off_policy_degree,
-    )
-    found = []
-    if config.runtime.kind in ("threads", "processes") and workers > _MOST_WORKERS_PER_CORE * cores:
-        found.append(
-            f"{workers:,} collectors share {_count(cores, 'core')} with the learner: unless they wait for"
-            f" something else than a core, runtime.num_workers={max(1, cores - 1)} to {2 * cores} is as fast"
-        )
+    degree, crowd = config.async_training.off_policy_degree, crowding(config)
+    found = [] if crowd is None else [crowd]
     if degree > config.run.rounds:
         found.append(
             f"off_policy_degree {degree:,} is above run.rounds {config.run.rounds:,}: it bounds nothing"
         )
     return found
-
-
-def usable_cores() -> int:
-    """Cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _collectors(config: RunConfig) -> str:
