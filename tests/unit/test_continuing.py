@@ -260,3 +260,15 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_is_written(
     with pytest.raises(ConfigError, match=r"trainer\.device is cuda, but torch sees no GPU"):
         offbeat.train("cartpole-ppo", overrides={**SMALL, "trainer.device": "cuda"})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("key", ["trainer.device", "rollout.device"])
+def test_check_refuses_a_gpu_that_is_not_there(
+    key: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    recipe = "cartpole-ppo" if key == "trainer.device" else "cartpole-muzero"
+    assert run("check", recipe, f"{key}=cuda") == 2
+    assert f"{key} is cuda, but torch sees no GPU" in capfd.readouterr().err
+    assert run("check", recipe, f"{key}=cuda", "--no-import") == 0

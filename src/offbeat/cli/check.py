@@ -52,11 +52,12 @@ def _check_config(source: str, overrides: Sequence[str], report: Report) -> None
     from offbeat.config.code import announce_env, announced_imports
     from offbeat.config.plan import remarks
     from offbeat.observe import check_sinks
-    from offbeat.run.start import check_ranks
+    from offbeat.run.start import check_devices, check_ranks
 
     with announced_imports():
         config = offbeat.load_config(source, overrides)
         announce_env(config)
+        check_devices(config)
         check_ranks(config)
         check_sinks(config.observe)
         seen, facts = probe_environment(config), probe_algorithm(config)

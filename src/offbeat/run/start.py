@@ -132,7 +132,7 @@ def prepare_resume(run_dir: str | Path, overrides: Overrides, config: RunConfig)
     """Check a run that is to continue; ``config`` are its settings with the overrides, which stay with it."""
     directory = existing(run_dir)
     make_logs_dir(directory)
-    _check_devices(config)
+    check_devices(config)
     check_ranks(config)
     check_sinks(config.observe)
     if overrides:
@@ -173,7 +173,7 @@ def _check_resumable(overrides: Overrides, config: RunConfig, fix: str) -> None:
 
 def _try_out(config: RunConfig) -> tuple[str, ...]:
     """Run the checks that need the environment, before the run leaves any trace; return what is changed."""
-    _check_devices(config)
+    check_devices(config)
     check_ranks(config)
     check_sinks(config.observe)
     algorithm = algorithms.find(config.algorithm.name)
@@ -187,7 +187,7 @@ def _try_out(config: RunConfig) -> tuple[str, ...]:
     return notes
 
 
-def _check_devices(config: RunConfig) -> None:
+def check_devices(config: RunConfig) -> None:
     """Refuse a GPU that this machine does not have; on Ray the machines of the actors count."""
     asked = {"trainer.device": config.trainer.device, "rollout.device": config.rollout.device}
     for key, device in asked.items():
