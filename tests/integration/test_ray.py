@@ -114,6 +114,8 @@ def test_ranks_are_one_actor_on_one_node_and_an_actor_each_on_several() -> None:
     learner = LearnerConfig(num_ranks=4)
     one = spec_of(1, learner=learner, trainer=TrainerConfig(n_gpus_per_node=4))
     assert requests_of(one)[0].resources == {"CPU": 4.0, "GPU": 4.0}
+    alone = spec_of(1, trainer=TrainerConfig(device="cuda"))
+    assert requests_of(alone)[0].resources == {"CPU": 1.0, "GPU": 1.0}, "a learner on a GPU asks for one"
     two = spec_of(1, learner=learner, trainer=TrainerConfig(n_gpus_per_node=2, nnodes=2))
     found = placed(two, nodes({"CPU": 8.0, "GPU": 2.0}, {"CPU": 8.0, "GPU": 2.0}))
     assert [found[name] for name in found if "learner" in name] == ["id0", "id0", "id1", "id1"]
@@ -438,14 +440,16 @@ def test_role_that_cannot_travel_is_refused(shared_ray: None) -> None:
 
 
 def test_wrong_asks_are_refused(small_run: Run, shared_ray: None) -> None:
-    for settings in (
-        {"trainer.n_gpus_per_node": 1, "trainer.device": "cuda"},
-        {"rollout.nnodes": 3},
-        {"runtime.ray.collector_resources": {"CPU": 1.0, "far": 1.0}},
+    for number, settings in enumerate(
+        (
+            {"trainer.n_gpus_per_node": 1, "trainer.device": "cuda"},
+            {"trainer.device": "cuda"},
+            {"rollout.nnodes": 3},
+            {"runtime.ray.collector_resources": {"CPU": 1.0, "far": 1.0}},
+        )
     ):
-        name = "-".join(settings)
         with pytest.raises(ConfigError, match="Ray has 1"):
-            small_run({"runtime.kind": "ray", **settings}, name=name)
+            small_run({"runtime.kind": "ray", **settings}, name=f"run{number}")
 
 
 def test_actor_that_finds_no_room_says_what_it_waited_for(shared_ray: None) -> None:

@@ -828,7 +828,7 @@ def sections() -> dict[str, type[Section]]:
     [
         (["runtime.heartbeat_interval_s=8.0"], "heartbeat_interval_s to at most 4"),
         (["trainer.n_gpus_per_node=2"], "set trainer.device to cuda"),
-        (["trainer.device=cuda", "runtime.kind=ray"], "set trainer.n_gpus_per_node to 1 or more"),
+        (["rollout.device=cuda", "runtime.kind=ray"], "set rollout.n_gpus_per_node to 1 or more"),
         (["rollout.n_gpus_per_node=1"], "set runtime.kind to ray"),
         (["rollout.n_gpus_per_node=1", "runtime.kind=ray"], "set rollout.device to cuda"),
         (["rollout.device=cuda"], "collectors of ppo act on the CPU: set rollout.device to cpu"),

@@ -179,17 +179,13 @@ def _served_files(config: RunConfig) -> list[Conflict]:
 
 def _gpus(config: RunConfig) -> list[Conflict]:
     trainer, is_ray = config.trainer, config.runtime.kind == "ray"
-    keys = ("trainer.device", "trainer.n_gpus_per_node")
     found = []
     if trainer.device == "cpu" and trainer.n_gpus_per_node > 0:
         message = (
             f"{trainer.n_gpus_per_node} GPUs for a learner on the CPU: set trainer.device to cuda,"
             " or trainer.n_gpus_per_node to 0"
         )
-        found.append(Conflict(keys, message))
-    if is_ray and trainer.device == "cuda" and trainer.n_gpus_per_node == 0:
-        message = "on Ray a learner sees the GPUs it asks for: set trainer.n_gpus_per_node to 1 or more"
-        found.append(Conflict(keys, message))
+        found.append(Conflict(("trainer.device", "trainer.n_gpus_per_node"), message))
     if not is_ray and config.rollout.n_gpus_per_node > 0:
         message = "GPUs are given to collectors by Ray only: set runtime.kind to ray, or this to 0"
         found.append(Conflict(("rollout.n_gpus_per_node", "runtime.kind"), message))

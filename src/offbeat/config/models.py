@@ -418,7 +418,9 @@ class TrainerConfig(Section):
         default="cpu", description="Where the learner trains; `auto` is `cuda` where there is one."
     )
     n_gpus_per_node: int = Field(
-        default=0, ge=0, description="GPUs of the learner on each of its nodes; 0 trains without."
+        default=0,
+        ge=0,
+        description="GPUs of the learner on each of its nodes; 0: none, or on Ray one where device is cuda.",
     )
     nnodes: int = Field(
         default=1, ge=1, description="Nodes that the learner's ranks are spread over; more than 1 needs Ray."

@@ -72,7 +72,8 @@ def requests_of(spec: RunSpec) -> list[ResourceRequest]:
 def _learner_requests(settings: Settings) -> list[ResourceRequest]:
     """The learner's one node: one actor for all ranks, which are its children. Several: an actor a rank."""
     trainer, ranks = settings.trainer, settings.learner.num_ranks
-    each, gpus = settings.runtime.ray.learner_resources, trainer.n_gpus_per_node
+    each = settings.runtime.ray.learner_resources
+    gpus = trainer.n_gpus_per_node or int(trainer.device == "cuda")
     keys = ("runtime.ray.learner_resources", "trainer.n_gpus_per_node", "learner.num_ranks")
     if trainer.nnodes == 1:
         resources = {name: amount * ranks for name, amount in each.items()}
