@@ -285,6 +285,14 @@ def test_a_run_ends_at_the_return_of_an_evaluation(small_run: Run) -> None:
     goal = {"run.stop_eval_return": 1.0, "eval.interval_rounds": 2}
     result = small_run({"runtime.kind": "inline", "run.rounds": 500, **goal})
     assert (result.rounds, result.reason) == (2, "the evaluation of version 2 returned 1 or more")
+    again = offbeat.resume(result.run_dir)
+    assert (again.rounds, again.reason) == (
+        2,
+        "run.stop_eval_return 1 was reached before; run.stop_eval_return=null goes on",
+    )
+    assert (
+        offbeat.resume(result.run_dir, overrides={"run.stop_eval_return": None, "run.rounds": 3}).rounds == 3
+    )
     with pytest.raises(ConfigError, match=r"set eval\.interval_rounds"):
         offbeat.load_config("cartpole-ppo", {"run.stop_eval_return": 1.0})
 

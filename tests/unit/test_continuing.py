@@ -11,7 +11,7 @@ import pytest
 
 import offbeat
 from offbeat.cli import continuing
-from offbeat.cli.continuing import refuse_if_done, resume_command
+from offbeat.cli.continuing import Goals, refuse_if_done, resume_command
 from offbeat.cli.evaluate import headline
 from offbeat.cli.status import read_status
 from offbeat.cli.summary import finish, summary_rows
@@ -22,6 +22,7 @@ from tests.unit.test_cli import FakeResult, run
 
 GOOD = {"rollout/total_episodes": 150.0, "rollout/return_mean_100": 480.0}
 POOR = {"rollout/total_episodes": 150.0, "rollout/return_mean_100": 20.0}
+EVALUATED = {**POOR, "eval/return_mean": 492.5}
 
 
 @pytest.fixture
@@ -32,13 +33,17 @@ def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def make(version: int, metrics: dict[str, float], last: str = "finish", failed: bool = False) -> Path:
         directory = tmp_path / "my run"
         directory.mkdir()
-        config = offbeat.load_config("cartpole-ppo", ["run.rounds=160", "run.stop_return=475"])
+        settings = ["run.rounds=160", "run.stop_return=475", "run.stop_eval_return=490"]
+        config = offbeat.load_config("cartpole-ppo", [*settings, "eval.interval_rounds=5"])
         for name in ("config.yaml", "resolved.yaml"):
             (directory / name).write_text(dump_yaml(config))
         (directory / "manifest.json").write_text(json.dumps({"name": "x"}))
         events = EventLog(directory / "events.jsonl")
         events.append("start", {"version": 0})
+        events.append("eval", {"version": 1, "metrics": {"eval/return_mean": 500.0}})
+        evaluated = {name: value for name, value in metrics.items() if name.startswith("eval/")}
         events.append("round", {"version": version, "metrics": metrics})
+        events.append("eval", {"version": version, "metrics": {"eval/return_mean": 30.0, **evaluated}})
         if last == "finish":
             events.append("finish", {"version": version, "reason": "done", "failed": failed})
         events.close()
@@ -65,6 +70,14 @@ def refusal(directory: Path, *overrides: str) -> str:
             ["eval.episodes=3", "run.rounds=320"],
         ),
         (57, GOOD, ["run.rounds=60"], "run.stop_return = 475", ["run.rounds=60", "run.stop_return=null"]),
+        (57, EVALUATED, [], "has reached run.stop_eval_return = 490.", ["run.stop_eval_return=null"]),
+        (
+            57,
+            EVALUATED | GOOD,
+            ["stop_eval_return=491"],
+            "has reached run.stop_return = 475 and has reached run.stop_eval_return = 491.",
+            ["run.stop_return=null", "run.stop_eval_return=null"],
+        ),
         (57, GOOD, ["run.stop_return=476"], "run.stop_return = 476", ["run.stop_return=null"]),
         (
             160,
@@ -95,6 +108,8 @@ def test_a_resume_that_would_train_nothing_is_refused_with_one_that_does(
     [
         (57, GOOD, ["run.stop_return=null"], "finish", False),
         (57, GOOD, ["run.stop_return=490"], "finish", False),
+        (57, EVALUATED, ["run.stop_eval_return=495"], "finish", False),
+        (57, EVALUATED, ["run.stop_eval_return=null"], "finish", False),
         (160, POOR, ["run.rounds=161"], "finish", False),
         (40, POOR, [], "finish", False),
         (160, POOR, [], "round", False),  # killed before its last evaluation
@@ -146,9 +161,19 @@ def test_the_command_at_the_end_is_one_that_trains_on(ended: Any) -> None:
     stopped = FakeResult(run_dir=directory, rounds=57, metrics=dict(GOOD), interrupted=True)
     assert summary_rows(stopped)["resume"] == f"offbeat resume '{directory}'"  # type: ignore[arg-type]
     assert rows["resume"] in read_status(directory, 0.0).next_commands
-    assert resume_command("x", {}, 160, 160, None) == "offbeat resume x run.rounds=320"
-    assert resume_command("x", {}, 40, 160, 475.0) == "offbeat resume x"
-    assert resume_command("x", {}, 40, None, None) == "offbeat resume x"
+    assert resume_command("x", {}, 160, Goals(160)) == "offbeat resume x run.rounds=320"
+    assert resume_command("x", {}, 40, Goals(160, 475.0, 490.0)) == "offbeat resume x"
+    assert resume_command("x", {}, 40, Goals()) == "offbeat resume x"
+
+
+def test_the_command_at_the_end_knows_the_goal_of_evaluations(ended: Any) -> None:
+    directory, evaluated = ended(57, EVALUATED), {"eval/return_mean": 492.5}
+    result: Any = FakeResult(run_dir=directory, rounds=57, metrics=dict(POOR), eval_metrics=evaluated)
+    rows = summary_rows(result)
+    assert rows["resume"] == f"offbeat resume '{directory}' run.stop_eval_return=null"
+    assert rows["resume"] in read_status(directory, 0.0).next_commands
+    result.eval_metrics = {"eval/return_mean": 400.0}
+    assert summary_rows(result)["resume"] == f"offbeat resume '{directory}'"
 
 
 def test_times_of_a_run_add_up_and_count_no_time_between_starts(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from offbeat.cli.history import RunHistory, read_history
@@ -14,11 +15,21 @@ _EPISODES = 100
 _HUGE = 1e300
 
 
-def resume_command(
-    run_dir: str, metrics: Mapping[str, object], version: int, rounds: int | None, stop_return: float | None
-) -> str:
-    """Return the command that trains a run on, with the settings without which it would train nothing."""
-    settings = _needed(metrics, version, rounds, stop_return)
+@dataclass(frozen=True, slots=True)
+class Goals:
+    """Settings of a run that end it; None where one is not set or not known."""
+
+    rounds: int | None = None
+    stop_return: float | None = None
+    stop_eval_return: float | None = None
+
+
+def resume_command(run_dir: str, metrics: Mapping[str, object], version: int, goals: Goals) -> str:
+    """Return the command that trains a run on, with the settings without which it would train nothing.
+
+    ``metrics`` are those of the last round and of the last evaluation.
+    """
+    settings = _needed(metrics, version, goals)
     return " ".join([f"offbeat resume {shlex.quote(run_dir)}", *settings])
 
 
@@ -33,31 +44,39 @@ def refuse_if_done(run: str, overrides: Sequence[str]) -> None:
     from offbeat.run.start import load_for_resume
 
     settings = load_for_resume(run, overrides).run
-    missing = _needed(history.metrics, history.version, settings.rounds, settings.stop_return)
+    goals = Goals(settings.rounds, settings.stop_return, settings.stop_eval_return)
+    missing = _needed(last_metrics(history), history.version, goals)
     if not missing or not _is_whole(Path(run), history.version):
         return
     why = []
     if history.version >= settings.rounds:
         why.append(f"has trained {history.version:,} rounds already, and run.rounds is {settings.rounds:,}")
-    if any(one.startswith("run.stop_return") for one in missing):
-        why.append(f"has reached run.stop_return = {settings.stop_return:g}")
+    reached = {"run.stop_return": goals.stop_return, "run.stop_eval_return": goals.stop_eval_return}
+    why += [f"has reached {name} = {goal:g}" for name, goal in reached.items() if f"{name}=null" in missing]
     replaced = {one.partition("=")[0] for one in missing}
     kept = [one for one in overrides if _full_name(one) not in replaced]
     command = " ".join(["offbeat resume", *map(shlex.quote, [run, *kept, *missing])])
     raise ConfigError(f"nothing is left to train: {run} {' and '.join(why)}. To train on: {command}")
 
 
-def _needed(
-    metrics: Mapping[str, object], version: int, rounds: int | None, stop_return: float | None
-) -> list[str]:
+def last_metrics(history: RunHistory) -> dict[str, object]:
+    """Return the metrics of the last round and of the last evaluation of a run."""
+    evaluation = history.evaluation or {}
+    return {**history.metrics, **evaluation.get("metrics", {})}
+
+
+def _needed(metrics: Mapping[str, object], version: int, goals: Goals) -> list[str]:
     settings = []
-    if rounds is not None and version >= rounds:
+    if goals.rounds is not None and version >= goals.rounds:
         settings.append(f"run.rounds={2 * version}")
     episodes, mean = (
         _number(metrics.get(f"rollout/{name}")) for name in ("total_episodes", "return_mean_100")
     )
-    if stop_return is not None and episodes >= _EPISODES and mean >= stop_return:
+    if goals.stop_return is not None and episodes >= _EPISODES and mean >= goals.stop_return:
         settings.append("run.stop_return=null")
+    evaluated = _number(metrics.get("eval/return_mean"))
+    if goals.stop_eval_return is not None and evaluated >= goals.stop_eval_return:
+        settings.append("run.stop_eval_return=null")
     return settings
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from offbeat.cli.continuing import resume_command
+from offbeat.cli.continuing import Goals, last_metrics, resume_command
 from offbeat.cli.history import (
     REPLAY_METRIC,
     Component,
@@ -62,6 +62,7 @@ class Status:
     checkpoints: Checkpoints
     now_s: float
     stop_return: float | None = None
+    stop_eval_return: float | None = None
 
     @property
     def is_well(self) -> bool:
@@ -72,7 +73,7 @@ class Status:
     def eta_s(self) -> float | None:
         """Seconds until the last round, at the speed of the last ones; None unless it runs.
 
-        With ``stop_return`` the run may end before.
+        With ``stop_return`` or ``stop_eval_return`` the run may end before.
         """
         rate = self.history.rounds_per_s
         if self.state != "running" or self.rounds is None or rate is None:
@@ -99,8 +100,8 @@ class Status:
     def _command(self, verb: str) -> str:
         if verb != "resume" or self.state != "finished":
             return f"offbeat {verb} {shlex.quote(self.run_dir)}"
-        history = self.history
-        return resume_command(self.run_dir, history.metrics, history.version, self.rounds, self.stop_return)
+        history, goals = self.history, Goals(self.rounds, self.stop_return, self.stop_eval_return)
+        return resume_command(self.run_dir, last_metrics(history), history.version, goals)
 
 
 def status(
@@ -157,6 +158,7 @@ def read_status(directory: Path, now_s: float, stuck_after_s: float | None = Non
         checkpoints=_checkpoints(directory / "checkpoints", now_s, is_held),
         now_s=now_s,
         stop_return=_number(setting(settings, "run", "stop_return")),
+        stop_eval_return=_number(setting(settings, "run", "stop_eval_return")),
     )
 
 
@@ -291,7 +293,8 @@ def _run_rows(found: Status) -> Iterator[tuple[str, str]]:
         steps = _number(metrics.get("learn/samples_per_s"))
         yield "speed", f"{rate:.3g} rounds/s" + (f", {steps:,.0f} samples/s" if steps is not None else "")
     if found.eta_s is not None:
-        yield "left", _span(found.eta_s) if found.stop_return is None else f"at most {_span(found.eta_s)}"
+        may_end = found.stop_return is not None or found.stop_eval_return is not None
+        yield "left", f"at most {_span(found.eta_s)}" if may_end else _span(found.eta_s)
     if (degree := _number(metrics.get("pace/off_policy_degree"))) is not None:
         worst = f"at most {history.worst_staleness or 0:g} so far"
         is_replay = REPLAY_METRIC in metrics

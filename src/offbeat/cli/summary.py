@@ -6,7 +6,7 @@ import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from offbeat.cli.continuing import resume_command
+from offbeat.cli.continuing import Goals, resume_command
 from offbeat.cli.history import REPLAY_METRIC, Loss, RunHistory, failures, read_history
 from offbeat.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, Report, show_table
 from offbeat.cli.status import read_settings, setting
@@ -85,8 +85,9 @@ def _evaluation(result: Result) -> str:
 def _resume_command(result: Result) -> str:
     """Return the command that goes on: a run that ended before its goal needs no other settings."""
     known = {} if result.interrupted else read_settings(result.run_dir)
-    rounds, stop_return = setting(known, "run", "rounds"), setting(known, "run", "stop_return")
-    return resume_command(str(result.run_dir), result.metrics, result.rounds, rounds, stop_return)
+    goals = Goals(*(setting(known, "run", name) for name in ("rounds", "stop_return", "stop_eval_return")))
+    metrics = {**result.metrics, **result.eval_metrics}
+    return resume_command(str(result.run_dir), metrics, result.rounds, goals)
 
 
 def _statistics(result: Result) -> dict[str, float | None]:

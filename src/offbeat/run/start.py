@@ -273,8 +273,8 @@ def open_run(
     everybody, goal = [*callbacks], config.run.stop_return
     if goal is not None:
         everybody.append(_StopAtReturn(goal, prepared.resumed and _had_reached(prepared.run_dir, goal)))
-    if config.run.stop_eval_return is not None:
-        everybody.append(_StopAtEvaluation(config.run.stop_eval_return))
+    if (least := config.run.stop_eval_return) is not None:
+        everybody.append(_StopAtEvaluation(least, prepared.resumed and _scored(prepared.run_dir, least)))
     everybody.append(EarlierSettings(prepared.run_dir))
     startup_notes = None if prepared.resumed else algorithms.find(config.algorithm.name).startup_notes
     notes = {} if startup_notes is None else startup_notes(config)
@@ -366,6 +366,13 @@ def _had_reached(run_dir: Path, goal: float) -> bool:
         return len(returns) >= 100 and sum(returns) / len(returns) >= goal
 
 
+def _scored(run_dir: Path, goal: float) -> bool:
+    """Return True if the evaluation of a resumed run's newest checkpoint has reached its goal already."""
+    manager = CheckpointManager(run_dir / "checkpoints")
+    score = manager.load().score if manager.versions() else None
+    return score is not None and score >= goal
+
+
 class _StopAtReturn(Callback):
     """Ends the run once the mean return of the last 100 training episodes reaches a goal."""
 
@@ -389,12 +396,16 @@ class _StopAtReturn(Callback):
 class _StopAtEvaluation(Callback):
     """Ends the run once an evaluation's mean return reaches a goal."""
 
-    def __init__(self, goal: float) -> None:
+    def __init__(self, goal: float, was_reached: bool) -> None:
         self._goal = goal
+        self._was_reached = was_reached
         self._control: RunControl | None = None
 
     def on_start(self, info: RunInfo) -> None:
         self._control = info.control
+        if self._was_reached:
+            name = "run.stop_eval_return"
+            info.finish(f"{name} {self._goal:g} was reached before; {name}=null goes on")
 
     def on_eval(self, info: EvalInfo) -> None:
         if self._control and info.metrics.get("eval/return_mean", -math.inf) >= self._goal:
