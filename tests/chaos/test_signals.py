@@ -80,9 +80,10 @@ def finish(directory: Path) -> dict[str, Any]:
     ("number", "work_s", "kind"),
     [
         (signal.SIGTERM, 2.5, "threads"),
+        (signal.SIGTERM, 10.0, "processes"),  # longer than any wait for a thread or process to end
         *(
             pytest.param(number, 10.0, "processes", marks=pytest.mark.slow)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            for number in (signal.SIGINT, signal.SIGHUP)
         ),
     ],
 )
