@@ -2,15 +2,18 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SESSIONS = sorted((BENCHMARKS / "results").glob("terminal_*.cast"))
 STUBBORN = """
 import pathlib, signal, subprocess, sys, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -180,6 +183,22 @@ def test_silences_are_those_before_between_and_after_the_output(monkeypatch):
         Silence(2.0, 1.0, "starting"),
         Silence(7.0, 0.5, "end"),
     ]
+
+
+def test_sessions_of_the_first_commands_are_kept():
+    titles = {json.loads(file.read_text(encoding="utf-8").partition("\n")[0])["title"] for file in SESSIONS}
+    assert titles >= {"make run", "offbeat train cartpole-unizero run.rounds=3"}
+
+
+@pytest.mark.parametrize("file", SESSIONS, ids=lambda file: file.stem)
+def test_kept_sessions_are_never_silent_for_long(file):
+    header, *events = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    times_s = [0.0, *(time_s for time_s, _, _ in events)]
+    assert header["version"] == 2 and events
+    assert max(later_s - sooner_s for sooner_s, later_s in pairwise(times_s)) <= 3.0
+    shown = "".join(text for _, _, text in events)
+    assert "finished" in shown, "it was recorded to its end"
+    assert not re.search(r"/(tmp|opt|home|root|Users)/", shown), "a place of the machine that recorded it"
 
 
 def test_several_settings_can_be_named_after_only(monkeypatch):
