@@ -278,8 +278,8 @@ class OpenRun:
 
     def step(self, at_most_s: float = math.inf) -> None:
         """Wait for events, for a fraction of a second and ``at_most_s``, and deal with them."""
-        if self._server is not None and (news := self._server.news()) is not None:
-            self.driver.notice(news)
+        if self._server is not None and (status := self._server.poll_status()) is not None:
+            self.driver.notice(status)
         if point := self._guarded(partial(self.driver.step, at_most_s)):
             self._start(point)
 
