@@ -197,7 +197,7 @@ class PlainConsole(Display):
 
     def on_worker_lost(self, info: WorkerLostInfo) -> None:
         """Print that a collector was lost."""
-        self._say(f"collector {info.lane} lost: {info.reason} (restart {info.restarts})")
+        self._say(f"collector {info.collector} lost: {info.reason} (restart {info.restarts})")
 
     def on_notice(self, text: str) -> None:
         """Pass a notice on."""
@@ -347,7 +347,7 @@ class RichConsole(Display):
 
     def on_worker_lost(self, info: WorkerLostInfo) -> None:
         """Leave a line above the display."""
-        self._above(f"collector {info.lane} lost: {info.reason} (restart {info.restarts})")
+        self._above(f"collector {info.collector} lost: {info.reason} (restart {info.restarts})")
 
     def on_notice(self, text: str) -> None:
         """Leave a line above the display."""
