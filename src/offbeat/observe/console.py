@@ -155,7 +155,6 @@ class PlainConsole(Display):
             self._say(f"writes to {self._summary.directory}")
 
     def on_start(self, info: RunInfo) -> None:
-        """End the start."""
         self.close()
         if not self._is_open:
             self._introduce(info.resumed_from)
@@ -185,26 +184,21 @@ class PlainConsole(Display):
             self._say(f"{text}, {duration(lasts_s)} so far")
 
     def on_eval(self, info: EvalInfo) -> None:
-        """Print an evaluation's result."""
         result = plain(number(info.metrics, "eval/return_mean"))
         if not math.isnan(sampled := number(info.metrics, "eval/return_mean_sampled")):
             result += f" ({plain(sampled)} with drawn actions)"
         self._say(f"evaluation of version {info.version}: return {result}")
 
     def on_checkpoint(self, info: CheckpointInfo) -> None:
-        """Print that a checkpoint is on the disk."""
         self._say(f"checkpoint of version {info.version} ({info.seconds:.2f} s)")
 
     def on_worker_lost(self, info: WorkerLostInfo) -> None:
-        """Print that a collector was lost."""
         self._say(f"collector {info.collector} lost: {info.reason} (restart {info.restarts})")
 
     def on_notice(self, text: str) -> None:
-        """Pass a notice on."""
         self._say(text)
 
     def on_finish(self, info: FinishInfo) -> None:
-        """Print how the run ended."""
         if info.metrics:
             self._say(self._progress(info.version, info.metrics))
         self._say(_ending(info))
@@ -293,7 +287,6 @@ class RichConsole(Display):
         self._live.start(refresh=True)
 
     def on_start(self, info: RunInfo) -> None:
-        """End the start."""
         self._end_start()
         if self._live is None:
             self._show(info.resumed_from)
@@ -304,7 +297,6 @@ class RichConsole(Display):
             self._starting = None
 
     def close(self) -> None:
-        """Close the display."""
         self._end_start()
         if self._live is not None:
             self._live.stop()
@@ -335,22 +327,18 @@ class RichConsole(Display):
         return self._frame.phase != before
 
     def on_eval(self, info: EvalInfo) -> None:
-        """Show an evaluation's result from now on."""
         self._frame.eval_version = info.version
         self._frame.eval_return = number(info.metrics, "eval/return_mean")
         self._frame.eval_spread = number(info.metrics, "eval/return_std")
         self._frame.eval_count = number(info.metrics, "eval/episodes")
 
     def on_checkpoint(self, info: CheckpointInfo) -> None:
-        """Show which version was saved last."""
         self._frame.checkpoint = info.version
 
     def on_worker_lost(self, info: WorkerLostInfo) -> None:
-        """Leave a line above the display."""
         self._above(f"collector {info.collector} lost: {info.reason} (restart {info.restarts})")
 
     def on_notice(self, text: str) -> None:
-        """Leave a line above the display."""
         self._above(text)
 
     def on_finish(self, info: FinishInfo) -> None:

@@ -47,7 +47,6 @@ class TensorBoardServer:
 
     @property
     def pid(self) -> int:
-        """The child's process."""
         return self._process.pid
 
     def poll_status(self) -> str | None:
