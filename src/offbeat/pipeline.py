@@ -27,7 +27,7 @@ from offbeat.run.replay import ReplayReport, Stage, replay
 from offbeat.run.restarts import OpenRun, Report, RestartPolicy, start_point
 from offbeat.run.saving import check_algorithm, notice_of_lost_rounds
 from offbeat.runtime import make_runtime
-from offbeat.runtime.clock import SystemClock
+from offbeat.runtime.clock import SYSTEM_CLOCK, Clock
 from offbeat.runtime.spec import RunSpec
 from offbeat.types import StateTree
 
@@ -40,7 +40,7 @@ class Pipeline:
     ``collect(ticket, weights)``, ``train(list of what collect returned)``, ``weights()`` and
     ``evaluate(weights)`` may be plain functions; or role objects (see `offbeat.roles`); or, for roles that
     must be born in their worker, `PerWorker` factories. ``collect`` should draw its randomness from
-    ``ticket.seed``: that is what makes a run repeatable.
+    ``ticket.seed``: that is what makes a run repeatable. ``clock`` drives the run; tests bring their own.
 
     Example::
 
@@ -68,6 +68,7 @@ class Pipeline:
         callbacks: Sequence[Callback] = (),
         notices: Sequence[str] = (),
         summary: RunSummary | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         check_hooks(callbacks)
         chosen = _with_overrides(settings or Settings(), off_policy_degree, runtime, num_workers)
@@ -99,6 +100,7 @@ class Pipeline:
         self._notices = tuple(notices)
         self._summary = summary or RunSummary("pipeline")
         self._requests: deque[Request] = deque()
+        self._clock = clock
 
     @property
     def settings(self) -> Settings:
@@ -127,7 +129,7 @@ class Pipeline:
             raise ConfigError(f"run_dir {self._run_dir} already holds a run: resume it, or choose another")
         self._pace = replace(self._pace, rounds=rounds, stepwise=stepwise)
         point = self._resume_point() if resumed else StartPoint(warnings=self._notices)
-        policy = RestartPolicy(self.settings.run, self._run_dir, SystemClock())
+        policy = RestartPolicy(self.settings.run, self._run_dir, self._clock)
         return OpenRun(self._make_driver, point, policy, self._requests, self._run_dir)
 
     def _resume_point(self) -> StartPoint:
@@ -143,7 +145,7 @@ class Pipeline:
     def _make_driver(self, point: StartPoint) -> Driver:
         """Make the driver of one start of the run."""
         runtime = make_runtime(self.settings.runtime.kind)
-        driver = Driver(self._spec, Coordinator(self._pace), runtime, SystemClock().now_s, self._requests)
+        driver = Driver(self._spec, Coordinator(self._pace), runtime, self._clock.now_s, self._requests)
         attach(driver, point, self._about(), self._callbacks, self.control())
         return driver
 
@@ -170,7 +172,7 @@ class Pipeline:
             [(0, first), *later],
             self._checkpoints(),
             self._about(),
-            SystemClock(),
+            self._clock,
             runtime=runtime,
             until=until,
             directory=directory,

@@ -277,7 +277,7 @@ def open_run(
     startup_notes = None if prepared.resumed else algorithms.find(config.algorithm.name).startup_notes
     notes = {} if startup_notes is None else startup_notes(config)
     notices = [*prepared.notes, *(f"{name}: {text}" for name, text in notes.items())]
-    pipeline = make_pipeline(config, prepared.run_dir, prepared.name, everybody, notices)
+    pipeline = make_pipeline(config, prepared.run_dir, prepared.name, everybody, clock, notices)
     run = pipeline.open(config.run.rounds, resumed=prepared.resumed, stepwise=stepwise)
     signals_stop = stopping_on_signals(pipeline.stop, clock, _stop_within_s(config))
     with few_threads(config), signals_stop as signals, run:
@@ -296,6 +296,7 @@ def make_pipeline(
     run_dir: Path | None,
     name: str,
     callbacks: Sequence[Callback],
+    clock: Clock,
     notices: Sequence[str] = (),
 ) -> Pipeline:
     """Make the pipeline of a configuration."""
@@ -324,6 +325,7 @@ def make_pipeline(
         callbacks=callbacks,
         notices=notices,
         summary=about,
+        clock=clock,
     )
 
 

@@ -30,7 +30,7 @@ from offbeat.run.start import (
     prepare_run,
     remove_dir_if_refused,
 )
-from offbeat.runtime.clock import Clock, SystemClock
+from offbeat.runtime.clock import SYSTEM_CLOCK, Clock
 from offbeat.types import Metrics
 
 _MOMENT_S = 0.01
@@ -41,6 +41,7 @@ class SyncRun:
 
     It is used in a with-block, by one thread. A run that is asked to end (Ctrl-C, ``info.stop``) leaves the
     block; leaving it early ends the run with a checkpoint. ``result`` is there once the block is left.
+    ``clock`` drives the run; tests bring their own.
 
     Example::
 
@@ -62,31 +63,38 @@ class SyncRun:
         seed: int | None = None,
         overrides: Overrides | None = None,
         callbacks: Sequence[Callback] = (),
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         chosen = joined(overrides, {"run.rounds": rounds, "run.seed": seed})
         config = load(recipe, chosen)
-        self._prepare(config, callbacks, lambda clock: prepare_run(recipe, chosen, config, clock))
+        self._prepare(config, callbacks, clock, lambda: prepare_run(recipe, chosen, config, clock))
 
     @classmethod
     def resume(
-        cls, run_dir: str | Path, *, overrides: Overrides | None = None, callbacks: Sequence[Callback] = ()
+        cls,
+        run_dir: str | Path,
+        *,
+        overrides: Overrides | None = None,
+        callbacks: Sequence[Callback] = (),
+        clock: Clock = SYSTEM_CLOCK,
     ) -> Self:
         """Continue a run step by step from its newest good checkpoint; see ``offbeat.resume``."""
         config = load_for_resume(run_dir, overrides or ())
         run = cls.__new__(cls)
-        run._prepare(config, callbacks, lambda _: prepare_resume(run_dir, overrides or (), config))
+        run._prepare(config, callbacks, clock, lambda: prepare_resume(run_dir, overrides or (), config))
         return run
 
     def _prepare(
         self,
         config: RunConfig,
         callbacks: Sequence[Callback],
-        prepare: Callable[[Clock], PreparedRun],
+        clock: Clock,
+        prepare: Callable[[], PreparedRun],
     ) -> None:
         if (degree := config.async_training.off_policy_degree) != 0:
             raise ConfigError(not_stepwise(degree))
         self._prepared = prepare
-        self._clock = SystemClock()
+        self._clock = clock
         self._callbacks = tuple(callbacks)
         self._stack = contextlib.ExitStack()
         self._opened: OpenedRun | None = None
@@ -102,7 +110,7 @@ class SyncRun:
     def __enter__(self) -> Self:
         if self._opened is not None:
             raise OffbeatError("a SyncRun is used once: make another one, or SyncRun.resume(run_dir)")
-        prepared = self._prepared(self._clock)
+        prepared = self._prepared()
         with contextlib.ExitStack() as stack:
             with remove_dir_if_refused(prepared):
                 opened = open_run(prepared, self._callbacks, self._clock, stepwise=True)
