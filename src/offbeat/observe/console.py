@@ -138,6 +138,7 @@ class PlainConsole(Display):
         self._clock = clock
         self._told_at_s = -math.inf
         self._line_at_s = self._phase_since_s = clock()
+        self._next_phase_s = -math.inf
         self._phase = ""
         self._starting: _Starting | None = None
         self._is_open = False
@@ -174,9 +175,9 @@ class PlainConsole(Display):
     def refresh(self, phase: Callable[[], str]) -> None:
         """Print the phase when no line came for an interval, or for a twentieth of the time it has lasted."""
         now_s = self._clock()
-        if now_s - self._line_at_s < _SILENT_ROUNDS * self._interval_s:
+        if now_s < max(self._line_at_s + _SILENT_ROUNDS * self._interval_s, self._next_phase_s):
             return
-        text = phase()
+        self._next_phase_s, text = now_s + _REFRESH_S, phase()
         if text != self._phase:
             self._phase, self._phase_since_s = text, self._line_at_s
         lasts_s = now_s - self._phase_since_s
