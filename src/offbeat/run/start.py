@@ -25,7 +25,6 @@ from offbeat.observe.logs import make_logs_dir
 from offbeat.observe.sinks import check_sinks
 from offbeat.pipeline import Pipeline, Report, Settings
 from offbeat.roles import Learner, PerWorker, WorkerContext, check_methods
-from offbeat.run.collectors import Loss
 from offbeat.run.directory import (
     EarlierSettings,
     Overrides,
@@ -40,7 +39,6 @@ from offbeat.run.directory import (
 from offbeat.run.restarts import OpenRun
 from offbeat.run.signals import stopping_on_signals
 from offbeat.runtime.clock import Clock
-from offbeat.types import Metrics
 
 if TYPE_CHECKING:
     from offbeat.algorithms.base import Algorithm, Policy, Roles
@@ -69,33 +67,27 @@ _FIX_OF_RESUME = "when a run is resumed; start a new run with `offbeat train`"
 FIX_OF_EVAL = "when a run is evaluated: leave it out; settings of the section eval may change"
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """Outcome of a run and its policy: ``result.policy.act(obs)``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result(Report):
+    """Outcome of a run and its policy: ``result.policy.act(obs)``. `Report` describes the rest.
 
-    ``startup_s`` and ``rounds_s`` are parts of ``wall_s``: until the first ticket, and from then to the end
-    of the last round; ``steps_per_s`` is over the latter. ``stopped``: it was asked to end. ``save_error``
-    says why nothing could be saved; empty when it was.
+    ``digest`` is empty for a learner without a state that can be saved; ``interrupted``: by a signal.
     """
 
-    run_dir: Path
-    reason: str
-    rounds: int
     digest: str
-    metrics: Metrics
-    eval_return: float | None
-    wall_s: float
-    env_steps: int
-    steps_per_s: float
-    max_staleness: int
-    interrupted: bool
+    run_dir: Path
     policy: Policy
-    startup_s: float = 0.0
-    rounds_s: float = 0.0
-    losses: tuple[Loss, ...] = ()
-    restarts: int = 0
-    stopped: bool = False
-    save_error: str = ""
+    interrupted: bool
+
+    @property
+    def rounds(self) -> int:
+        """Rounds trained."""
+        return self.version
+
+    @property
+    def eval_return(self) -> float | None:
+        """Mean return of the last evaluation; None without one."""
+        return self.eval_metrics.get("eval/return_mean")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,42 +222,10 @@ def remove_dir_if_refused(prepared: PreparedRun) -> Iterator[None]:
 # ---------------------------------------------------------------- running
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedRun:
-    """A prepared run that is open, and the signals that asked it to end."""
-
-    prepared: PreparedRun
-    run: OpenRun
-    signals: list[str]
-
-    def result(self, report: Report) -> Result:
-        """Return how the run ended, with its policy."""
-        return Result(
-            run_dir=self.prepared.run_dir,
-            reason=report.reason,
-            rounds=report.version,
-            digest=report.digest or "",
-            metrics=report.metrics,
-            eval_return=report.eval_metrics.get("eval/return_mean"),
-            wall_s=report.wall_s,
-            env_steps=report.env_steps,
-            startup_s=report.startup_s,
-            rounds_s=report.rounds_s,
-            steps_per_s=report.steps_per_s,
-            max_staleness=report.max_staleness,
-            interrupted=bool(self.signals),
-            policy=make_roles(self.prepared.config).policy(report.weights),
-            losses=report.losses,
-            restarts=report.restarts,
-            stopped=report.stopped,
-            save_error=report.save_error,
-        )
-
-
 @contextlib.contextmanager
 def open_run(
     prepared: PreparedRun, callbacks: Sequence[Callback], clock: Clock, *, stepwise: bool = False
-) -> Iterator[OpenedRun]:
+) -> Iterator[OpenRun]:
     """Start a prepared run; leaving the block ends it."""
     config = prepared.config
     everybody, goal = [*callbacks], config.run.stop_return
@@ -280,15 +240,26 @@ def open_run(
     pipeline = make_pipeline(config, prepared.run_dir, prepared.name, everybody, clock, notices)
     run = pipeline.open(config.run.rounds, resumed=prepared.resumed, stepwise=stepwise)
     signals_stop = stopping_on_signals(pipeline.stop, clock, _stop_within_s(config))
-    with few_threads(config), signals_stop as signals, run:
-        yield OpenedRun(prepared, run, signals)
+    with few_threads(config), signals_stop as run.signals, run:
+        yield run
 
 
 def run_to_completion(prepared: PreparedRun, callbacks: Sequence[Callback], clock: Clock) -> Result:
     """Run a prepared run to its end."""
-    with open_run(prepared, callbacks, clock) as opened:
-        report = opened.run.complete()
-    return opened.result(report)
+    with open_run(prepared, callbacks, clock) as run:
+        report = run.complete()
+    return result_of(prepared, report, run.signals)
+
+
+def result_of(prepared: PreparedRun, report: Report, signals: Sequence[str]) -> Result:
+    """Return how a run ended, with its policy."""
+    known: dict[str, Any] = {field.name: getattr(report, field.name) for field in fields(Report)}
+    return Result(
+        **{**known, "digest": report.digest or ""},
+        run_dir=prepared.run_dir,
+        policy=make_roles(prepared.config).policy(report.weights),
+        interrupted=bool(signals),
+    )
 
 
 def make_pipeline(
