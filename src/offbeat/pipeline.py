@@ -7,6 +7,7 @@ import copy
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from offbeat.config.settings import Settings
 from offbeat.errors import ConfigError, ReplayError
 from offbeat.observe.callbacks import Callback, RunControl, RunSummary, check_hooks
 from offbeat.pacing import Coordinator, PaceConfig
-from offbeat.pacing.events import DialTurned, GoalReached, Request, StopRequested
+from offbeat.pacing.events import DialTurned, GoalReached, Handlers, Request, StopRequested
 from offbeat.roles import Learner, PerWorker
 from offbeat.run.adapters import as_collect, as_evaluate, as_learn, with_tried_state
 from offbeat.run.driver import Driver, StartPoint
@@ -120,17 +121,26 @@ class Pipeline:
         with self.open(rounds, resumed=True) as run:
             return run.complete()
 
-    def open(self, rounds: int, *, resumed: bool = False, stepwise: bool = False) -> OpenRun:
+    def open(
+        self,
+        rounds: int,
+        *,
+        resumed: bool = False,
+        stepwise: bool = False,
+        handlers: Callable[[Driver], Handlers] | None = None,
+    ) -> OpenRun:
         """Return the same run, or one that is ``resumed``, to be driven by the caller in a with-block.
 
         ``stepwise``: it collects and trains only when it is asked to (see `GatesSet`), which needs k = 0.
+        ``handlers`` returns functions that each driver of the run calls with its events, by type.
         """
         if not resumed and self._run_dir is not None and (self._run_dir / "schedule.jsonl").exists():
             raise ConfigError(f"run_dir {self._run_dir} already holds a run: resume it, or choose another")
         self._pace = replace(self._pace, rounds=rounds, stepwise=stepwise)
         point = self._resume_point() if resumed else StartPoint(warnings=self._notices)
         policy = RestartPolicy(self.settings.run, self._run_dir, self._clock)
-        return OpenRun(self._make_driver, point, policy, self._requests, self._run_dir)
+        make_driver = partial(self._make_driver, handlers)
+        return OpenRun(make_driver, point, policy, self._requests, self._run_dir)
 
     def _resume_point(self) -> StartPoint:
         """Return the newest good checkpoint, or the beginning with a notice of what is lost."""
@@ -142,11 +152,13 @@ class Pipeline:
         check_algorithm(saved, self._about().algorithm)
         return start_point(saved)
 
-    def _make_driver(self, point: StartPoint) -> Driver:
+    def _make_driver(self, handlers: Callable[[Driver], Handlers] | None, point: StartPoint) -> Driver:
         """Make the driver of one start of the run."""
         runtime = make_runtime(self.settings.runtime.kind)
         driver = Driver(self._spec, Coordinator(self._pace), runtime, self._clock.now_s, self._requests)
         attach(driver, point, self._about(), self._callbacks, self.control())
+        if handlers is not None:
+            driver.observe(handlers(driver))
         return driver
 
     # ------------------------------------------------------------ replay

@@ -6,7 +6,7 @@ import contextlib
 import math
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -20,15 +20,16 @@ from offbeat.config.loader import ConfigSource
 from offbeat.config.models import RunConfig
 from offbeat.config.plan import size_remarks
 from offbeat.errors import ConfigError, EnvError
-from offbeat.observe.callbacks import Callback, EvalInfo, RoundInfo, RunControl, RunInfo, RunSummary
+from offbeat.observe.callbacks import Callback, RunSummary
 from offbeat.observe.logs import make_logs_dir
 from offbeat.observe.sinks import check_sinks
+from offbeat.pacing.events import EvalDone, Handlers, RoundTrained, Started
 from offbeat.pipeline import Pipeline, Report, Settings
 from offbeat.roles import Learner, PerWorker, WorkerContext, check_methods
 from offbeat.run.directory import (
-    EarlierSettings,
     Overrides,
     change_config,
+    cut_until,
     existing,
     make_run_dir,
     other_files,
@@ -36,6 +37,7 @@ from offbeat.run.directory import (
     settings_of,
     write_description,
 )
+from offbeat.run.driver import Driver
 from offbeat.run.restarts import OpenRun
 from offbeat.run.signals import stopping_on_signals
 from offbeat.runtime.clock import Clock
@@ -228,17 +230,14 @@ def open_run(
 ) -> Iterator[OpenRun]:
     """Start a prepared run; leaving the block ends it."""
     config = prepared.config
-    everybody, goal = [*callbacks], config.run.stop_return
-    if goal is not None:
-        everybody.append(_StopAtReturn(goal, prepared.resumed and _had_reached(prepared.run_dir, goal)))
-    if config.run.stop_eval_return is not None:
-        everybody.append(_StopAtEvaluation(config.run.stop_eval_return))
-    everybody.append(EarlierSettings(prepared.run_dir))
     startup_notes = None if prepared.resumed else algorithms.find(config.algorithm.name).startup_notes
     notes = {} if startup_notes is None else startup_notes(config)
     notices = [*prepared.notes, *(f"{name}: {text}" for name, text in notes.items())]
-    pipeline = make_pipeline(config, prepared.run_dir, prepared.name, everybody, clock, notices)
-    run = pipeline.open(config.run.rounds, resumed=prepared.resumed, stepwise=stepwise)
+    pipeline = make_pipeline(config, prepared.run_dir, prepared.name, callbacks, clock, notices)
+    goal = config.run.stop_return
+    was_reached = goal is not None and prepared.resumed and _had_reached(prepared.run_dir, goal)
+    handlers = partial(_own_handlers, prepared, was_reached, pipeline.finish)
+    run = pipeline.open(config.run.rounds, resumed=prepared.resumed, stepwise=stepwise, handlers=handlers)
     signals_stop = stopping_on_signals(pipeline.stop, clock, _stop_within_s(config))
     with few_threads(config), signals_stop as run.signals, run:
         yield run
@@ -337,36 +336,28 @@ def _had_reached(run_dir: Path, goal: float) -> bool:
         return len(returns) >= 100 and sum(returns) / len(returns) >= goal
 
 
-class _StopAtReturn(Callback):
-    """Ends the run once the mean return of the last 100 training episodes reaches a goal."""
+def _own_handlers(
+    prepared: PreparedRun, was_reached: bool, finish: Callable[[str], None], driver: Driver
+) -> Handlers:
+    """Return the handlers that end a run at its goals and keep the files of its earlier settings true."""
+    settings, run_dir, meter = prepared.config.run, prepared.run_dir, driver.meter
+    goal, eval_goal = settings.stop_return, settings.stop_eval_return
 
-    def __init__(self, goal: float, was_reached: bool) -> None:
-        self._goal = goal
-        self._was_reached = was_reached
-        self._control: RunControl | None = None
+    def started(event: Started, now_s: float) -> None:
+        if event.resumed:
+            cut_until(run_dir, event.version)
+        if was_reached:
+            finish(f"run.stop_return {goal:g} was reached before; run.stop_return=null goes on")
 
-    def on_start(self, info: RunInfo) -> None:
-        self._control = info.control
-        if self._was_reached:
-            info.finish(f"run.stop_return {self._goal:g} was reached before; run.stop_return=null goes on")
+    def round_trained(event: RoundTrained, now_s: float) -> None:
+        if goal is None or meter.metrics["rollout/total_episodes"] < 100:
+            return
+        if meter.metrics["rollout/return_mean_100"] >= goal:
+            finish(f"the last 100 episodes returned {goal:g} or more on average")
 
-    def on_round(self, info: RoundInfo) -> None:
-        metrics = info.metrics
-        has_enough = float(metrics["rollout/total_episodes"]) >= 100
-        if has_enough and float(metrics["rollout/return_mean_100"]) >= self._goal and self._control:
-            self._control.finish(f"the last 100 episodes returned {self._goal:g} or more on average")
+    def evaluated(event: EvalDone, now_s: float) -> None:
+        found = (event.metrics or {}).get("eval/return_mean", -math.inf)
+        if eval_goal is not None and found >= eval_goal:
+            finish(f"the evaluation of version {event.version} returned {eval_goal:g} or more")
 
-
-class _StopAtEvaluation(Callback):
-    """Ends the run once an evaluation's mean return reaches a goal."""
-
-    def __init__(self, goal: float) -> None:
-        self._goal = goal
-        self._control: RunControl | None = None
-
-    def on_start(self, info: RunInfo) -> None:
-        self._control = info.control
-
-    def on_eval(self, info: EvalInfo) -> None:
-        if self._control and info.metrics.get("eval/return_mean", -math.inf) >= self._goal:
-            self._control.finish(f"the evaluation of version {info.version} returned {self._goal:g} or more")
+    return {Started: started, RoundTrained: round_trained, EvalDone: evaluated}
