@@ -84,6 +84,7 @@ class Pipeline:
             with contextlib.suppress(Exception):  # then it is refused when the run starts or is replayed
                 self._initial_state = copy.deepcopy(self._learner.state_dict())
         self._run_dir = Path(run_dir) if run_dir is not None else None
+        self._clock = clock
         self._spec = RunSpec(
             collect=as_collect(collect),
             learn=as_learn(train, weights),
@@ -101,7 +102,6 @@ class Pipeline:
         self._notices = tuple(notices)
         self._summary = summary or RunSummary("pipeline")
         self._requests: deque[Request] = deque()
-        self._clock = clock
 
     @property
     def settings(self) -> Settings:

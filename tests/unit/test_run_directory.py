@@ -58,7 +58,7 @@ def test_a_run_that_goes_back_keeps_them_too(
 ) -> None:
     driver: Any = SimpleNamespace(meter=None)
     prepared = PreparedRun(load("cartpole-ppo"), tmp_path, "run", resumed=True)
-    started = _own_handlers(prepared, False, print, driver)[Started]
+    started = _own_handlers(prepared, "", print, driver)[Started]
     before = texts(tmp_path)
     started(Started(version, resumed=False), 0.0)
     assert texts(tmp_path) == before

@@ -227,6 +227,7 @@ class InvariantChecker:
         _require(ready, BOUND, "round {} at k = 0 with {} of {}", self.version, arrived, due)
 
     def end_round(self) -> None:
+        """The round under way has ended."""
         for number in self.training or ():
             del self.ready[number]
             self.trained.add(number)
@@ -261,6 +262,7 @@ class InvariantChecker:
         self.evaluations += 1
 
     def end_evaluation(self) -> None:
+        """The evaluation under way has ended."""
         self.eval_running, self.eval_blocks = None, False
 
     def finish(self, action: Finish, skipped: int) -> None:

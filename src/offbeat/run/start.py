@@ -234,9 +234,7 @@ def open_run(
     notes = {} if startup_notes is None else startup_notes(config)
     notices = [*prepared.notes, *(f"{name}: {text}" for name, text in notes.items())]
     pipeline = make_pipeline(config, prepared.run_dir, prepared.name, callbacks, clock, notices)
-    goal = config.run.stop_return
-    was_reached = goal is not None and prepared.resumed and _had_reached(prepared.run_dir, goal)
-    handlers = partial(_own_handlers, prepared, was_reached, pipeline.finish)
+    handlers = partial(_own_handlers, prepared, _reached_before(prepared), pipeline.finish)
     run = pipeline.open(config.run.rounds, resumed=prepared.resumed, stepwise=stepwise, handlers=handlers)
     signals_stop = stopping_on_signals(pipeline.stop, clock, _stop_within_s(config))
     with few_threads(config), signals_stop as run.signals, run:
@@ -328,26 +326,34 @@ def few_threads(config: RunConfig) -> Iterator[None]:
         yield
 
 
-def _had_reached(run_dir: Path, goal: float) -> bool:
-    """Return True if a resumed run has reached its goal already."""
-    manager = CheckpointManager(run_dir / "checkpoints")
+def _reached_before(prepared: PreparedRun) -> str:
+    """Return the goal that a resumed run has reached already, with the fix; empty: none."""
+    goal = prepared.config.run.stop_return
+    if goal is None or not prepared.resumed:
+        return ""
+    manager = CheckpointManager(prepared.run_dir / "checkpoints")
     with fitting("this run"):
         returns = manager.load().parts["meter"]["recent_returns"] if manager.versions() else []
-        return len(returns) >= 100 and sum(returns) / len(returns) >= goal
+        if len(returns) < 100 or sum(returns) / len(returns) < goal:
+            return ""
+    return f"run.stop_return {goal:g} was reached before; run.stop_return=null goes on"
 
 
 def _own_handlers(
-    prepared: PreparedRun, was_reached: bool, finish: Callable[[str], None], driver: Driver
+    prepared: PreparedRun, reached: str, finish: Callable[[str], None], driver: Driver
 ) -> Handlers:
-    """Return the handlers that end a run at its goals and keep the files of its earlier settings true."""
+    """Return the handlers that end a run at its goals and keep the files of its earlier settings true.
+
+    ``reached`` names a goal that it has reached before; empty: none.
+    """
     settings, run_dir, meter = prepared.config.run, prepared.run_dir, driver.meter
     goal, eval_goal = settings.stop_return, settings.stop_eval_return
 
     def started(event: Started, now_s: float) -> None:
         if event.resumed:
             cut_until(run_dir, event.version)
-        if was_reached:
-            finish(f"run.stop_return {goal:g} was reached before; run.stop_return=null goes on")
+        if reached:
+            finish(reached)
 
     def round_trained(event: RoundTrained, now_s: float) -> None:
         if goal is None or meter.metrics["rollout/total_episodes"] < 100:
