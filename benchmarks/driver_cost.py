@@ -17,7 +17,7 @@ Without ``--compare`` it measures the offbeat that it imports. Rows (``--only NA
                one at a time.
   processes    the same on processes, 16 collectors: the main thread, and the whole process without workers.
   messages     a ticket and a segment's message, sent and received, without what is in the segment.
-  records      kinds of records for what happens, and in how many forms.
+  records      kinds of records for what happens, and how many types of them runtime, pace and observers use.
   size         files, classes and code lines (no blanks, comments, docstrings) of the core, lines of all.
 
 Runs are measured from the end of one round to the end of another, so that start and end do not count. Times
@@ -595,7 +595,7 @@ def new_exchange() -> Callable[[socket.socket, socket.socket, Ticket, int], None
 def records(quick: bool) -> Figures:
     events = get_args(EVENTS.Event)
     if not IS_OLD:
-        return {"records": len(events), "records: forms": 1}
+        return {"records": len(events), "records: forms": len(forms_between_parts())}
     hooks = [name for name in vars(Callback) if name.startswith("on_")]
     kinds = re.search(
         r"Kinds in use: ([^.]*)", import_module("offbeat.observe.events").EventLog.__doc__ or ""
@@ -607,9 +607,20 @@ def records(quick: bool) -> Figures:
     return {"records": sum(map(len, forms)), "records: forms": len(forms)}
 
 
-TOP = "__init__ adapters api errors pipeline roles seeding types"
+def forms_between_parts() -> set[str]:
+    """Types of the records that a runtime returns, the pace applies, and the driver emits to observers."""
+    base, actions, driver = (f"offbeat.{name}" for name in ("runtime.base", "pacing.actions", "run.driver"))
+    passed = [
+        import_module(base).Runtime.wait.__annotations__["return"],
+        import_module(actions).Pace.apply.__annotations__["event"],
+        import_module(driver).Driver.emit.__annotations__["event"],
+    ]
+    return {re.fullmatch(r"(?:list\[)?(\w+)\]?", text)[1] for text in passed}  # type: ignore[index]
+
+
+TOP = "__init__ api errors pipeline roles seeding types"
 CORE_OLD = {
-    "": f"{TOP} lanes launch recording recovery replaying running session sync_run",
+    "": f"{TOP} adapters lanes launch recording recovery replaying running session sync_run",
     "pacing": "__init__ auto config coordinator deadlines ledger messages",
     "runtime": "__init__ base inline learning supervision threads",
     "observe": "__init__ callbacks events lanes logs meter stats",
@@ -621,7 +632,7 @@ CORE_NEW = {
     "run": "__init__ adapters collectors directory driver observers replay restarts saving"
     " signals start stepwise waits",
     "pacing": "__init__ actions auto config coordinator deadlines events ledger recorded",
-    "runtime": "__init__ base checksum clock inline learning serve spec supervision threads",
+    "runtime": "__init__ adapting base checksum clock inline learning serve spec supervision threads",
     "observe": "__init__ callbacks events journal logs meter",
     "replay": "__init__ stream",
     "config": "settings",

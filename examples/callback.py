@@ -35,7 +35,7 @@ class Watch(offbeat.Callback):
 
     def on_worker_lost(self, info: WorkerLostInfo) -> None:
         """A place for a message to your phone."""
-        print(f"ALARM collector {info.lane} lost: {info.reason}")
+        print(f"ALARM collector {info.collector} lost: {info.reason}")
 
 
 def main(rounds):

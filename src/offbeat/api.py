@@ -196,7 +196,7 @@ def replay_run(
     earlier = earlier_settings(directory)
     paths = [*earlier, settings_of(directory)]
     configs = [load(path) for path in paths]
-    pipelines = [make_pipeline(config, directory, "", ()) for config in configs]
+    pipelines = [make_pipeline(config, directory, "", (), SystemClock()) for config in configs]
     changes = [until_version(path) for path in earlier]
     later = [(version, pipeline.spec()) for version, pipeline in zip(changes, pipelines[1:], strict=True)]
     target = None

@@ -7,6 +7,7 @@ import copy
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from offbeat.config.settings import Settings
 from offbeat.errors import ConfigError, ReplayError
 from offbeat.observe.callbacks import Callback, RunControl, RunSummary, check_hooks
 from offbeat.pacing import Coordinator, PaceConfig
-from offbeat.pacing.events import DialTurned, GoalReached, Request, StopRequested
+from offbeat.pacing.events import DialTurned, GoalReached, Handlers, Request, StopRequested
 from offbeat.roles import Learner, PerWorker
 from offbeat.run.adapters import as_collect, as_evaluate, as_learn, with_tried_state
 from offbeat.run.driver import Driver, StartPoint
@@ -27,7 +28,7 @@ from offbeat.run.replay import ReplayReport, Stage, replay
 from offbeat.run.restarts import OpenRun, Report, RestartPolicy, start_point
 from offbeat.run.saving import check_algorithm, notice_of_lost_rounds
 from offbeat.runtime import make_runtime
-from offbeat.runtime.clock import SystemClock
+from offbeat.runtime.clock import SYSTEM_CLOCK, Clock
 from offbeat.runtime.spec import RunSpec
 from offbeat.types import StateTree
 
@@ -40,7 +41,7 @@ class Pipeline:
     ``collect(ticket, weights)``, ``train(list of what collect returned)``, ``weights()`` and
     ``evaluate(weights)`` may be plain functions; or role objects (see `offbeat.roles`); or, for roles that
     must be born in their worker, `PerWorker` factories. ``collect`` should draw its randomness from
-    ``ticket.seed``: that is what makes a run repeatable.
+    ``ticket.seed``: that is what makes a run repeatable. ``clock`` drives the run; tests bring their own.
 
     Example::
 
@@ -68,6 +69,7 @@ class Pipeline:
         callbacks: Sequence[Callback] = (),
         notices: Sequence[str] = (),
         summary: RunSummary | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         check_hooks(callbacks)
         chosen = _with_overrides(settings or Settings(), off_policy_degree, runtime, num_workers)
@@ -82,6 +84,7 @@ class Pipeline:
             with contextlib.suppress(Exception):  # then it is refused when the run starts or is replayed
                 self._initial_state = copy.deepcopy(self._learner.state_dict())
         self._run_dir = Path(run_dir) if run_dir is not None else None
+        self._clock = clock
         self._spec = RunSpec(
             collect=as_collect(collect),
             learn=as_learn(train, weights),
@@ -118,17 +121,26 @@ class Pipeline:
         with self.open(rounds, resumed=True) as run:
             return run.complete()
 
-    def open(self, rounds: int, *, resumed: bool = False, stepwise: bool = False) -> OpenRun:
+    def open(
+        self,
+        rounds: int,
+        *,
+        resumed: bool = False,
+        stepwise: bool = False,
+        handlers: Callable[[Driver], Handlers] | None = None,
+    ) -> OpenRun:
         """Return the same run, or one that is ``resumed``, to be driven by the caller in a with-block.
 
         ``stepwise``: it collects and trains only when it is asked to (see `GatesSet`), which needs k = 0.
+        ``handlers`` returns functions that each driver of the run calls with its events, by type.
         """
         if not resumed and self._run_dir is not None and (self._run_dir / "schedule.jsonl").exists():
             raise ConfigError(f"run_dir {self._run_dir} already holds a run: resume it, or choose another")
         self._pace = replace(self._pace, rounds=rounds, stepwise=stepwise)
         point = self._resume_point() if resumed else StartPoint(warnings=self._notices)
-        policy = RestartPolicy(self.settings.run, self._run_dir, SystemClock())
-        return OpenRun(self._make_driver, point, policy, self._requests, self._run_dir)
+        policy = RestartPolicy(self.settings.run, self._run_dir, self._clock)
+        make_driver = partial(self._make_driver, handlers)
+        return OpenRun(make_driver, point, policy, self._requests, self._run_dir)
 
     def _resume_point(self) -> StartPoint:
         """Return the newest good checkpoint, or the beginning with a notice of what is lost."""
@@ -140,11 +152,13 @@ class Pipeline:
         check_algorithm(saved, self._about().algorithm)
         return start_point(saved)
 
-    def _make_driver(self, point: StartPoint) -> Driver:
+    def _make_driver(self, handlers: Callable[[Driver], Handlers] | None, point: StartPoint) -> Driver:
         """Make the driver of one start of the run."""
         runtime = make_runtime(self.settings.runtime.kind)
-        driver = Driver(self._spec, Coordinator(self._pace), runtime, SystemClock().now_s, self._requests)
+        driver = Driver(self._spec, Coordinator(self._pace), runtime, self._clock.now_s, self._requests)
         attach(driver, point, self._about(), self._callbacks, self.control())
+        if handlers is not None:
+            driver.observe(handlers(driver))
         return driver
 
     # ------------------------------------------------------------ replay
@@ -170,7 +184,7 @@ class Pipeline:
             [(0, first), *later],
             self._checkpoints(),
             self._about(),
-            SystemClock(),
+            self._clock,
             runtime=runtime,
             until=until,
             directory=directory,

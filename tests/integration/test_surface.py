@@ -126,6 +126,19 @@ def test_metrics_of_a_run(small_run: Callable[..., Any]) -> None:
     assert sorted(event["metrics"]) == sorted(EVAL_METRICS)
 
 
+def test_result_of_a_run(small_run: Callable[..., Any]) -> None:
+    result = small_run({"runtime.kind": "inline", "eval.interval_rounds": 1}, rounds=2)
+    outcome = ["run_dir", "reason", "rounds", "digest", "metrics", "eval_return", "policy", "max_staleness"]
+    times = ["wall_s", "startup_s", "rounds_s", "env_steps", "steps_per_s"]
+    incidents = ["interrupted", "losses", "restarts", "stopped", "save_error"]
+    assert [name for name in (*outcome, *times, *incidents) if not hasattr(result, name)] == []
+    assert result.rounds == 2
+    evals = [event for event in read_events(result.run_dir / "events.jsonl") if event["kind"] == "eval"]
+    assert result.eval_return == evals[-1]["metrics"]["eval/return_mean"]
+    assert not result.interrupted
+    assert "array(" not in repr(result)
+
+
 def test_commands() -> None:
     assert list(VERBS) == [
         "train",

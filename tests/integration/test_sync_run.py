@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import time
@@ -19,6 +20,7 @@ from offbeat.observe.events import read_events, read_rounds
 from offbeat.pacing import Coordinator
 from offbeat.pacing.events import GatesSet
 from offbeat.pipeline import Pipeline, Settings
+from offbeat.runtime.clock import SystemClock
 from tests.chaos.test_faults import faulty
 from tests.conftest import SMALL
 
@@ -64,6 +66,28 @@ def to_the_end(run: offbeat.SyncRun) -> offbeat.Result:
 
 
 # ---------------------------------------------------------------- the same run
+
+
+class OwnClock(SystemClock):
+    """The machine's clock on a day of its own; ``reads`` counts how often it was asked for the time."""
+
+    reads = 0
+
+    def now_s(self) -> float:  # type: ignore[override]
+        self.reads += 1
+        return time.perf_counter()
+
+    def date(self, form: str) -> str:  # type: ignore[override]
+        return "20010203-040506"
+
+
+def test_a_run_is_driven_by_the_clock_it_is_given(sync_run: Make) -> None:
+    clock = OwnClock()
+    with sync_run(clock=clock) as run:
+        before = clock.reads
+        one_round(run)
+        assert clock.reads > before
+    assert json.loads((run.result.run_dir / "manifest.json").read_text())["created"] == clock.date("")
 
 
 @pytest.mark.parametrize("kind", ["inline", "processes"])

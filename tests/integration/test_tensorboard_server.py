@@ -100,21 +100,21 @@ class Visit(offbeat.Callback):
 
 def news_of(server: TensorBoardServer) -> str:
     give_up_s = time.monotonic() + LIMIT_S
-    while (news := server.news()) is None:
+    while (status := server.poll_status()) is None:
         assert time.monotonic() < give_up_s
         time.sleep(0.02)
-    return news
+    return status
 
 
 def test_a_server_answers_once_it_says_so_and_tells_when_it_is_killed(tmp_path: Path) -> None:
     server = TensorBoardServer(tmp_path)
     assert "<title>TensorBoard</title>" in fetch(address_in(news_of(server)))
-    assert server.news() is None
+    assert server.poll_status() is None
     process = psutil.Process(server.pid)
     assert process.children(recursive=True) == []
     process.kill()
     assert "TensorBoard's server has ended" in news_of(server)
-    assert server.news() is None
+    assert server.poll_status() is None
     server.close()
     server.close()
 

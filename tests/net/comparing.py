@@ -30,12 +30,16 @@ The rest: ``queue/bytes`` depends on how a runtime keeps segments.
 def differences(kept: Record, now: Record, exact: bool = True) -> list[str]:
     """Lines that say what is not as it was; ``exact`` False: no digests, floats to `TOLERANCE`."""
     kept, now = dict(kept), dict(now)
+    found = [
+        f"schedule[{number}]: {line!r} is not compact"
+        for number, line in enumerate(now.get("schedule", []))
+        if line != _compact(json.loads(line))
+    ]
     if not exact:
         kept.pop("digest", None)
     for record in (kept, now):
         if "schedule" in record:
             record["schedule"] = [json.loads(line) for line in record["schedule"]]
-    found: list[str] = []
     _compare("", kept, now, exact, found)
     if not found and exact and _lines(kept, kept) != _lines(kept, now):
         found.append("schedule: not the same bytes")
@@ -62,8 +66,13 @@ def _lines(kept: Record, record: Record) -> list[str]:
     lines = []
     for before, now in zip(kept.get("schedule", []), record.get("schedule", []), strict=True):
         fields = {name: value for name, value in now.items() if name in before}
-        lines.append(json.dumps(fields, separators=(",", ":")))
+        lines.append(_compact(fields))
     return lines
+
+
+def _compact(record: Record) -> str:
+    """The line of a schedule as it is written: without blanks."""
+    return json.dumps(record, separators=(",", ":"))
 
 
 def _compare(where: str, kept: Any, now: Any, exact: bool, found: list[str]) -> None:

@@ -125,6 +125,7 @@ def test_differences_are_found() -> None:
     for part, value in (
         ("digest", "b"),
         ("schedule", ['{"version":0,"kind":"round"}']),
+        ("schedule", ['{"kind":"round", "version":0}']),
         ("schedule", []),
         ("metrics", {"1": {"learn/loss": 1.0 + 1e-9, "queue/size": 2}}),
         ("names", {"on_round": []}),
@@ -135,3 +136,4 @@ def test_differences_are_found() -> None:
     assert differences(kept, close, exact=False) == []
     far = {**kept, "metrics": {"1": {"learn/loss": 1.0, "queue/size": 3}}}
     assert differences(kept, far, exact=False)
+    assert differences(kept, {**kept, "schedule": ['{"kind":"round","version": 0}']}, exact=False)

@@ -130,6 +130,19 @@ def test_code_lines_leave_out_blanks_comments_and_docstrings(tmp_path, monkeypat
     assert driver_cost.num_classes(source) == 1
 
 
+def test_the_files_of_the_core_are_there(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import driver_cost
+
+    core = [
+        driver_cost.SOURCE / folder / f"{name}.py"
+        for folder, names in driver_cost.CORE_NEW.items()
+        for name in names.split()
+    ]
+    assert [str(path) for path in core if not path.exists()] == []
+    assert driver_cost.records(True)["records: forms"] == 1
+
+
 def test_costs_of_the_driver_are_compared_with_their_aims(monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import driver_cost

@@ -279,6 +279,22 @@ def test_plain_lines_tell_the_phase_when_no_round_ends_and_less_often_the_longer
     assert stream.getvalue().endswith("saving, 0:02 so far\n"), "another phase begins to count anew"
 
 
+def test_plain_lines_ask_for_the_phase_at_most_four_times_a_second() -> None:
+    clock = Clock()
+    console = make_console("plain", SUMMARY, log_interval_s=2.0, stream=io.StringIO(), clock=clock)
+    start_s, asked = clock.now_s, list[float]()
+
+    def phase() -> str:
+        asked.append(clock.now_s - start_s)
+        return "collecting"
+
+    for _ in range(25_600):
+        clock.now_s += 0.0078125
+        console.refresh(phase)
+    assert len(asked) > 20
+    assert min(later - earlier for earlier, later in itertools.pairwise(asked)) >= 0.25
+
+
 @pytest.mark.parametrize("kind", ["plain", "rich"])
 def test_a_display_is_there_before_the_run_has_started(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")

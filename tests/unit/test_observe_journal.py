@@ -66,6 +66,24 @@ def test_the_log_takes_lines_of_its_level_and_above(tmp_path: Path) -> None:
     assert levels["error"] == [lost]
 
 
+def test_statistics_are_written_when_due_and_at_the_end(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path, rounds=7, limits={"observe": {"stats_interval_s": 30.0}})
+    run.write_files()
+    run.start()
+    counts = []
+    for version in range(1, 8):
+        run.clock.now_s += 10.0
+        run.step_until(lambda version=version: run.pace.version >= version)  # type: ignore[misc]
+        counts.append(num_blocks(tmp_path))
+    run.driver.close(None)
+    assert counts == [1, 1, 1, 2, 2, 2, 3]
+    assert num_blocks(tmp_path) == 4
+
+
+def num_blocks(directory: Path) -> int:
+    return (directory / "logs" / "run.log").read_text().count("Component Statistics")
+
+
 # ---------------------------------------------------------------- the tuned dial
 
 

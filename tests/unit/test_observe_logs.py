@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 from offbeat.observe import (
-    StatsLog,
     SystemMonitor,
     close_log,
     component_statistics,
@@ -106,13 +105,6 @@ def test_statistics_name_every_component(tmp_path: Path, run_log: logging.Logger
     assert "rounds take – times the pipeline limit" in block and "overlap" not in block
     for text in ("12.0k steps", "train 0.042 s", "48.2k/s", "2 MB", "bottleneck train", "published –"):
         assert text in block
-
-
-def test_statistics_are_written_when_due(tmp_path: Path, run_log: logging.Logger) -> None:
-    stats = StatsLog(run_log, interval_s=30.0)
-    due = [stats.write_if_due({}, "balanced", now_s) for now_s in (5.0, 20.0, 34.9, 35.0, 60.0, 65.0)]
-    assert due == [True, False, False, True, False, True]
-    assert text_of(tmp_path, "run").count("Component Statistics") == 3
 
 
 def test_system_figures_cover_this_process_and_its_workers() -> None:

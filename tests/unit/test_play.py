@@ -21,7 +21,7 @@ from offbeat.algorithms.ppo import ALGORITHM, PPOConfig
 from offbeat.cli import play as cli_play
 from offbeat.cli.main import main
 from offbeat.config.models import EnvConfig, EvalConfig, RunConfig
-from offbeat.envs.judged import check_eval_env, look_at_world
+from offbeat.envs.judged import check_eval_env, probe_env
 from offbeat.errors import CheckpointError, ConfigError, EnvError
 from offbeat.observe import video as video_module
 from offbeat.observe.video import VideoWriter
@@ -570,11 +570,11 @@ def test_evaluation_has_arguments_of_its_own() -> None:
 
 
 def test_arguments_that_do_not_fit_are_refused_before_the_run(tmp_path: Path) -> None:
-    check_eval_env(judged(worth=5.0), look_at_world)
+    check_eval_env(judged(worth=5.0), probe_env)
     with pytest.raises(EnvError, match=r"eval\.env_kwargs changes the observations .* do not fit"):
-        check_eval_env(judged(size=5), look_at_world)
+        check_eval_env(judged(size=5), probe_env)
     with pytest.raises(EnvError, match=r"eval\.env_kwargs: .*wealth"):
-        check_eval_env(judged(wealth=5), look_at_world)
+        check_eval_env(judged(wealth=5), probe_env)
     overrides = {"eval.env_kwargs": {"wealth": 1}, "run.dir": str(tmp_path / "run")}
     with pytest.raises(ConfigError, match=r"eval\.env_kwargs"):
         offbeat.train("cartpole-ppo", overrides=overrides)

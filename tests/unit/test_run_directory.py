@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from offbeat.pacing.events import Started
 from offbeat.run import directory as directories
-from offbeat.run.directory import EarlierSettings, change_config
-from offbeat.run.start import load
+from offbeat.run.directory import change_config
+from offbeat.run.start import PreparedRun, _own_handlers, load
 
 
 def texts(directory: Path) -> dict[str, str]:
@@ -55,5 +56,11 @@ def test_settings_of_rounds_that_stay_trained_are_kept(
 def test_a_run_that_goes_back_keeps_them_too(
     version: int, expected: dict[int, str], resume: Any, tmp_path: Path
 ) -> None:
-    EarlierSettings(tmp_path).on_start(SimpleNamespace(resumed_from=version))  # type: ignore[arg-type]
+    driver: Any = SimpleNamespace(meter=None)
+    prepared = PreparedRun(load("cartpole-ppo"), tmp_path, "run", resumed=True)
+    started = _own_handlers(prepared, "", print, driver)[Started]
+    before = texts(tmp_path)
+    started(Started(version, resumed=False), 0.0)
+    assert texts(tmp_path) == before
+    started(Started(version, resumed=True), 0.0)
     assert texts(tmp_path) == {f"config-until-{end:08d}.yaml": text for end, text in expected.items()}

@@ -13,6 +13,7 @@ import offbeat
 SOURCE = Path(offbeat.__file__).parent
 RUN = sorted((SOURCE / "run").glob("*.py"))
 CLOCKS = {"perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time_ns", "process_time"}
+CLOCKS |= {"SystemClock", "SYSTEM_CLOCK"}
 
 
 def nodes(path: Path) -> Iterator[ast.AST]:
@@ -20,10 +21,18 @@ def nodes(path: Path) -> Iterator[ast.AST]:
 
 
 def clock_uses(path: Path) -> list[str]:
-    """Imports of a clock, and names and attributes that are one."""
-    found = []
-    for node in nodes(path):
+    """Imports of a clock, and names and attributes that are one; it may be the default of a parameter."""
+    found, everything = [], list(nodes(path))
+    defaults = {
+        default
+        for node in everything
+        if isinstance(node, ast.arguments)
+        for default in (*node.defaults, *node.kw_defaults)
+    }
+    for node in everything:
         match node:
+            case _ if node in defaults:
+                pass
             case ast.Import(names):
                 found += [name.name for name in names if name.name.split(".")[0] in ("time", "datetime")]
             case ast.ImportFrom(module=module) if (module or "").split(".")[0] in ("time", "datetime"):
@@ -47,6 +56,14 @@ def test_the_search_for_clocks_finds_them(tmp_path: Path) -> None:
     source.write_text("import time\nfrom time import perf_counter\nnow = perf_counter() + time.time()\n")
     assert clock_uses(source) == ["time", "time", "perf_counter", "time.time"]
     assert clock_uses(SOURCE / "runtime" / "clock.py")
+
+
+def test_a_clock_may_be_passed_in_but_not_made_or_read(tmp_path: Path) -> None:
+    source = tmp_path / "it.py"
+    source.write_text("def wait(clock=SYSTEM_CLOCK, *, other=SYSTEM_CLOCK): clock.now_s()\n")
+    assert clock_uses(source) == []
+    source.write_text("def wait(clock=SystemClock()): SYSTEM_CLOCK.now_s()\n")
+    assert sorted(clock_uses(source)) == ["SYSTEM_CLOCK", "SystemClock"]
 
 
 def is_runtime(node: ast.expr) -> bool:

@@ -146,6 +146,31 @@ def test_the_phase_is_that_of_the_newest_row_that_has_one() -> None:
     assert waits.phase() == "training round 7"
 
 
+def test_the_phase_has_the_reports_of_components_that_start() -> None:
+    waits = Waits()
+    for index in range(3):
+        row = wait(f"collector_{index}", phase="starting")._replace(whom=f"collector_{index} to start")
+        waits.begin(row, 0.25 * index)
+    assert waits.phase({}) == "starting"
+    assert waits.phase({"collector_0": "compiling", "learner": "minibatch 1 of 2"}) == "starting: compiling"
+    assert waits.phase({"collector_0": "compiling", "collector_1": "compiling"}) == "starting: compiling"
+    waits.begin(wait("train", phase="training round 7")._replace(whom="learner"), 3.0)
+    assert waits.phase({"collector_0": "compiling"}) == "training round 7"
+
+
+def test_only_limits_of_open_rows_are_kept() -> None:
+    waits = Waits()
+    for number in range(100):
+        waits.begin(wait("warm", float(number)), 0.0)
+        waits.begin(wait(f"once {number}", 1000.0 + number), 0.0)
+        waits.end(f"once {number}")
+    assert list(waits._by_limit) == [99.0]
+    assert keys(waits.expired(1e9)) == ["warm"]
+    assert list(waits._by_limit) == [math.inf]
+    waits.end("warm")
+    assert waits._by_limit == {}
+
+
 def test_stall_report_names_who_waits_for_whom_and_where_they_are() -> None:
     limit = "async_training.generation_timeout"
     row = Pending(Wait("c", "round 7", "collector_1 (ticket 14)", 120.0, limit, lambda: None), waited_s=12.34)

@@ -1,4 +1,4 @@
-"""How old the samples are that a learner draws from its replay."""
+"""Ages of the samples that a learner draws from its replay."""
 
 from __future__ import annotations
 

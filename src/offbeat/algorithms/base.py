@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any, Literal, Protocol, TypeVar
 
 from offbeat.config.models import AlgorithmConfig, EnvConfig, RunConfig
-from offbeat.envs.judged import EnvLook
+from offbeat.envs.judged import EnvSpaces
 from offbeat.envs.make import make_single
 from offbeat.roles import Evaluator, Learner, PerWorker, Ranks, SerialCollector
 from offbeat.types import Array
@@ -27,7 +27,7 @@ class Policy(Protocol):
         ...
 
     def reset(self) -> None:
-        """Forget what was remembered of the episode."""
+        """Reset the recurrent state at the start of an episode."""
         ...
 
 
@@ -80,7 +80,7 @@ class Algorithm:
     ``check`` looks at what only a try can tell, such as whether the environment can be made, before a run
     leaves any trace; it raises an error that names the fix. ``startup_notes`` are reported by ``offbeat
     check`` and when a run starts: by name, what is worth knowing before, such as the memory that a replay
-    takes. ``probe_env`` makes one environment and says what networks are fitted to; None for algorithms
+    takes. ``probe_env`` makes one environment and returns what networks are fitted to; None for algorithms
     without environments. ``make_render_env`` makes one environment in a render mode, for `offbeat play`.
     The older names ``facts``, ``look`` and ``show`` of these three are accepted, too.
     """
@@ -90,5 +90,5 @@ class Algorithm:
     build: Callable[[RunConfig], Roles]
     check: Callable[[RunConfig], None] | None = None
     startup_notes: Callable[[RunConfig], Mapping[str, str]] | None = None
-    probe_env: Callable[[EnvConfig], EnvLook] | None = None
+    probe_env: Callable[[EnvConfig], EnvSpaces] | None = None
     make_render_env: Callable[[EnvConfig, str | None], Any] = make_single

@@ -15,7 +15,7 @@ from offbeat.errors import ConfigError, EnvError
 
 if TYPE_CHECKING:
     from offbeat.config.models import RunConfig
-    from offbeat.envs.judged import EnvLook
+    from offbeat.envs.judged import EnvSpaces
 
 
 def check(
@@ -112,15 +112,15 @@ def load_unimported(source: str | Path, overrides: Sequence[str] = ()) -> RunCon
     return config
 
 
-def probe_environment(config: RunConfig) -> EnvLook:
+def probe_environment(config: RunConfig) -> EnvSpaces:
     """Make one environment, look at it and take a step in it."""
     from offbeat import algorithms
     from offbeat.cli.doctor import random_play
-    from offbeat.envs.judged import EnvLook, check_eval_env
+    from offbeat.envs.judged import EnvSpaces, check_eval_env
 
     probe = algorithms.find(config.algorithm.name).probe_env
     if probe is None:
-        return EnvLook({}, 0)
+        return EnvSpaces({}, 0)
     try:
         seen = probe(config.env)
         check_eval_env(config, probe)
@@ -133,7 +133,7 @@ def probe_environment(config: RunConfig) -> EnvLook:
 
 
 def probe_algorithm(config: RunConfig) -> dict[str, str]:
-    """Let the algorithm look at the environment, and say what is worth knowing before a run."""
+    """Run the algorithm's checks of the environment, and return its notes on the run by name."""
     from offbeat import algorithms
 
     algorithm = algorithms.find(config.algorithm.name)

@@ -25,13 +25,13 @@ class _Progress:
     """Says on the error stream, now and then, how far a repetition has come."""
 
     def __init__(self) -> None:
-        self._begun_s = self._told_s = time.monotonic()
+        self._started_s = self._told_s = time.monotonic()
 
     def __call__(self, version: int, rounds: int) -> None:
         now_s = time.monotonic()
         if now_s - self._told_s >= _INTERVAL_S and version < rounds:
             self._told_s = now_s
-            left_s = (now_s - self._begun_s) / version * (rounds - version)
+            left_s = (now_s - self._started_s) / version * (rounds - version)
             print(f"round {version:,} of {rounds:,}, about {left_s:.0f} s left", file=sys.stderr, flush=True)
 
 

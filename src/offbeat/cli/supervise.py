@@ -22,7 +22,7 @@ _NEVER_S = 1e8
 _PATIENCE_S = 3.0
 _STOP_S, _STOP_MARGIN_S = 60.0, 30.0
 """Time to end after one signal for a child that has not told its limit; time to close beyond that limit."""
-_LOOK_EVERY_S, _AWAY_S = 1.0, 2.0
+_LOOK_EVERY_S, _SUSPENDED_S = 1.0, 2.0
 _STOP_LIMIT = b"stop within "
 SAME_SIGNAL_S = 0.3
 """A signal to a whole process group comes twice, also by way of the guard: so soon it is the same one."""
@@ -168,8 +168,8 @@ def _await_end(child: int, to_hear: Iterable[int], told: _Line) -> tuple[int, in
         wait_s = max(0.0, min(kill_at_s - started_s, _LOOK_EVERY_S)) if kill_at_s < _NEVER_S else _NEVER_S
         heard = signal.sigtimedwait(to_hear, wait_s)
         now_s = time.monotonic()
-        if (away_s := now_s - started_s - wait_s) > _AWAY_S:
-            kill_at_s += away_s
+        if (suspended_s := now_s - started_s - wait_s) > _SUSPENDED_S:
+            kill_at_s += suspended_s
         if heard is None:
             if now_s >= kill_at_s:
                 os.kill(child, signal.SIGKILL)

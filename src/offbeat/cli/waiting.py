@@ -21,12 +21,12 @@ def telling_progress(what: str) -> Iterator[None]:
     On a terminal one line is written over and removed at the end; elsewhere there is one every 2.5 s.
     Example: ``evaluating: episode 3 of 10, 5 s``.
     """
-    is_over, reports, begun_s = threading.Event(), ["starting"], time.monotonic()
+    is_over, reports, started_s = threading.Event(), ["starting"], time.monotonic()
     stream, on_terminal = sys.stderr, sys.stderr.isatty()
 
     def tell() -> None:
         while not is_over.wait(TERMINAL_INTERVAL_S if on_terminal else INTERVAL_S):
-            line = f"{what}: {reports[-1]}, {time.monotonic() - begun_s:.0f} s"
+            line = f"{what}: {reports[-1]}, {time.monotonic() - started_s:.0f} s"
             stream.write(f"{_CLEAR}{line}" if on_terminal else f"{line}\n")
             stream.flush()
         if on_terminal:

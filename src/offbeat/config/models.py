@@ -103,7 +103,7 @@ class AlgorithmConfig(Section):
         return None if samples is None else config.segments_per_round * samples
 
     def update(self, config: RunConfig) -> str | None:
-        """What one update trains and how much of it is new, for `offbeat check`; None: all of the round."""
+        """Describe an update and the share of it that is new, for `offbeat check`; None: all of the round."""
         return None
 
     def needed_segments(self, config: RunConfig) -> int:

@@ -1,4 +1,4 @@
-"""What networks are fitted to, and whether the environment that weights are judged in has it too."""
+"""Spaces that networks are fitted to, and the check that the environment of an evaluation has them too."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _SCALARS_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class EnvLook:
-    """What is to be seen of an environment: by name, and about how many bytes a step takes in a segment.
+class EnvSpaces:
+    """Spaces and sizes of an environment by name, and about how many bytes a step takes in a segment.
 
     ``notes`` say what is changed about it before networks see it.
     """
@@ -32,8 +32,8 @@ class EnvLook:
     notes: tuple[str, ...] = ()
 
 
-def look_at_world(config: EnvConfig) -> EnvLook:
-    """Make one environment of a single agent, take a step in it and look at it."""
+def probe_env(config: EnvConfig) -> EnvSpaces:
+    """Make one environment of a single agent, take a step in it, and return its spaces."""
     from offbeat.envs.make import make_world
 
     world = make_world(config, 1)
@@ -44,11 +44,11 @@ def look_at_world(config: EnvConfig) -> EnvLook:
     finally:
         world.close()
     step_bytes = sum(np.asarray(space.sample()).nbytes for space in spaces) + _SCALARS_BYTES
-    return EnvLook({"observations": spaces[0], "actions": spaces[1]}, step_bytes, world.notes)
+    return EnvSpaces({"observations": spaces[0], "actions": spaces[1]}, step_bytes, world.notes)
 
 
-def look_at_team(config: EnvConfig) -> EnvLook:
-    """Make one environment of several agents, take a step in it and look at it."""
+def probe_team(config: EnvConfig) -> EnvSpaces:
+    """Make one environment of several agents, take a step in it, and return its spaces."""
     from offbeat.envs.teams import make_team
 
     team = make_team(config, 1)
@@ -64,7 +64,7 @@ def look_at_team(config: EnvConfig) -> EnvLook:
     finally:
         team.close()
     seen = 4 * (team.num_agents * team.obs_size + team.state_size)
-    return EnvLook(features, 2 * seen + team.num_agents * _SCALARS_BYTES)  # before and after each step
+    return EnvSpaces(features, 2 * seen + team.num_agents * _SCALARS_BYTES)  # before and after each step
 
 
 def _may_break_contract(config: EnvConfig) -> bool:
@@ -101,13 +101,13 @@ def _only_env_errors() -> Iterator[None]:
         return
 
 
-def check_eval_env(config: RunConfig, look: Callable[[EnvConfig], EnvLook]) -> None:
-    """Look at both environments where ``eval.env_kwargs`` tells them apart; raises EnvError with the fix."""
+def check_eval_env(config: RunConfig, probe: Callable[[EnvConfig], EnvSpaces]) -> None:
+    """Probe both environments where ``eval.env_kwargs`` tells them apart; raise EnvError with the fix."""
     if not config.eval.env_kwargs:
         return
-    trained = look(config.env).features
+    trained = probe(config.env).features
     try:
-        judged = look(config.eval_env).features
+        judged = probe(config.eval_env).features
     except EnvError as error:
         raise EnvError(f"eval.env_kwargs: {error}") from error
     for name, before in trained.items():

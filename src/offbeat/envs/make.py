@@ -67,7 +67,7 @@ def make_world(config: EnvConfig, num_envs: int) -> World:
 
 
 def _is_plain(space: gymnasium.Space[Any]) -> bool:
-    """Whether a vector environment's observations can be shown as they are, or one-hot."""
+    """Return True if a vector environment's observations can be shown as they are, or one-hot."""
     return isinstance(space, gymnasium.spaces.Box | gymnasium.spaces.Discrete)
 
 

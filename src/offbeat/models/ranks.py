@@ -19,12 +19,12 @@ _dist: Any = torch.distributed
 Backend = Literal["gloo", "nccl"]
 _SECOND_TRY_S = 10.0
 THIS_MACHINE = "127.0.0.1"
-"""Where ranks that are all on one machine meet; nobody outside can reach it."""
+"""Address at which ranks that are all on one machine meet; nobody outside can reach it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the ranks of a learner find each other, and how patient they are.
+    """Address at which the ranks of a learner find each other, and their time-outs.
 
     Example: ``Rendezvous("10.0.0.4", 41233, size=4, backend="gloo", start_timeout_s=60.0, timeout_s=60.0)``;
     ``host`` and ``port`` are rank 0's.
@@ -39,7 +39,7 @@ class Rendezvous:
 
 
 class RendezvousHost:
-    """What rank 0 opens for the others to come to."""
+    """The store that rank 0 opens for the others to connect to."""
 
     def __init__(
         self, host: str, size: int, backend: Backend, start_timeout_s: float, timeout_s: float
@@ -143,7 +143,10 @@ def choose_device(name: str, rank: int = 0, *, key: str = "trainer.device") -> t
 
 
 def choose_backend(name: str, device: torch.device, ranks_per_node: int, gpus_per_node: int) -> Backend:
-    """How ranks exchange gradients: ``learner.backend``. NCCL needs a GPU for each rank; 0: count them."""
+    """Choose the backend that exchanges gradients; NCCL needs a GPU for each rank.
+
+    ``name`` is ``learner.backend``; ``gpus_per_node`` of 0: count them.
+    """
     gpus = (gpus_per_node or torch.cuda.device_count()) if device.type == "cuda" else 0
     if name == "nccl" and gpus < ranks_per_node:
         raise ConfigError(

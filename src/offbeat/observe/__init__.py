@@ -13,7 +13,7 @@ from offbeat.observe.callbacks import (
 )
 from offbeat.observe.console import make_console, preview
 from offbeat.observe.events import EventLog, ScheduleLog, read_events, read_rounds, read_schedule
-from offbeat.observe.journal import StatsLog, component_statistics
+from offbeat.observe.journal import component_statistics
 from offbeat.observe.logs import close_log, debug_ticket, open_log
 from offbeat.observe.meter import Meter
 from offbeat.observe.sinks import Sink, SinkList, check_sinks, make_sinks
@@ -33,7 +33,6 @@ __all__ = [
     "ScheduleLog",
     "Sink",
     "SinkList",
-    "StatsLog",
     "SystemMonitor",
     "WorkerLostInfo",
     "check_sinks",

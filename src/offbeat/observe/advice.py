@@ -29,7 +29,6 @@ class Advisor:
         self._has_told_of_age = self._has_told_of_actions = False
 
     def handlers(self) -> Handlers:
-        """Return the handlers of a run's events."""
         return {
             RoundTrained: self._round_trained,
             EvalDone: self._evaluated,

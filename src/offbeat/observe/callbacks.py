@@ -115,9 +115,14 @@ CheckpointInfo = Saved
 class WorkerLostInfo:
     """A collector died, hung or raised and is being replaced; ``restarts`` counts all of them so far."""
 
-    lane: int
+    collector: int
     reason: str
     restarts: int
+
+    @property
+    def lane(self) -> int:
+        """Older name of ``collector``."""
+        return self.collector
 
 
 @dataclass(frozen=True, slots=True)

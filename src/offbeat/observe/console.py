@@ -138,6 +138,7 @@ class PlainConsole(Display):
         self._clock = clock
         self._told_at_s = -math.inf
         self._line_at_s = self._phase_since_s = clock()
+        self._next_phase_s = -math.inf
         self._phase = ""
         self._starting: _Starting | None = None
         self._is_open = False
@@ -155,7 +156,6 @@ class PlainConsole(Display):
             self._say(f"writes to {self._summary.directory}")
 
     def on_start(self, info: RunInfo) -> None:
-        """End the start."""
         self.close()
         if not self._is_open:
             self._introduce(info.resumed_from)
@@ -175,9 +175,9 @@ class PlainConsole(Display):
     def refresh(self, phase: Callable[[], str]) -> None:
         """Print the phase when no line came for an interval, or for a twentieth of the time it has lasted."""
         now_s = self._clock()
-        if now_s - self._line_at_s < _SILENT_ROUNDS * self._interval_s:
+        if now_s < max(self._line_at_s + _SILENT_ROUNDS * self._interval_s, self._next_phase_s):
             return
-        text = phase()
+        self._next_phase_s, text = now_s + _REFRESH_S, phase()
         if text != self._phase:
             self._phase, self._phase_since_s = text, self._line_at_s
         lasts_s = now_s - self._phase_since_s
@@ -185,26 +185,21 @@ class PlainConsole(Display):
             self._say(f"{text}, {duration(lasts_s)} so far")
 
     def on_eval(self, info: EvalInfo) -> None:
-        """Print an evaluation's result."""
         result = plain(number(info.metrics, "eval/return_mean"))
         if not math.isnan(sampled := number(info.metrics, "eval/return_mean_sampled")):
             result += f" ({plain(sampled)} with drawn actions)"
         self._say(f"evaluation of version {info.version}: return {result}")
 
     def on_checkpoint(self, info: CheckpointInfo) -> None:
-        """Print that a checkpoint is on the disk."""
         self._say(f"checkpoint of version {info.version} ({info.seconds:.2f} s)")
 
     def on_worker_lost(self, info: WorkerLostInfo) -> None:
-        """Print that a collector was lost."""
-        self._say(f"collector {info.lane} lost: {info.reason} (restart {info.restarts})")
+        self._say(f"collector {info.collector} lost: {info.reason} (restart {info.restarts})")
 
     def on_notice(self, text: str) -> None:
-        """Pass a notice on."""
         self._say(text)
 
     def on_finish(self, info: FinishInfo) -> None:
-        """Print how the run ended."""
         if info.metrics:
             self._say(self._progress(info.version, info.metrics))
         self._say(_ending(info))
@@ -291,7 +286,6 @@ class RichConsole(Display):
         self._live.start(refresh=True)
 
     def on_start(self, info: RunInfo) -> None:
-        """End the start."""
         self._end_start()
         if self._live is None:
             self._show(info.resumed_from)
@@ -302,7 +296,6 @@ class RichConsole(Display):
             self._starting = None
 
     def close(self) -> None:
-        """Close the display."""
         self._end_start()
         if self._live is not None:
             self._live.stop()
@@ -333,20 +326,16 @@ class RichConsole(Display):
         return self._frame.phase != before
 
     def on_eval(self, info: EvalInfo) -> None:
-        """Show an evaluation's result from now on."""
         self._frame.eval_version = info.version
         self._frame.eval_metrics = dict(info.metrics)
 
     def on_checkpoint(self, info: CheckpointInfo) -> None:
-        """Show which version was saved last."""
         self._frame.checkpoint = info.version
 
     def on_worker_lost(self, info: WorkerLostInfo) -> None:
-        """Leave a line above the display."""
-        self._above(f"collector {info.lane} lost: {info.reason} (restart {info.restarts})")
+        self._above(f"collector {info.collector} lost: {info.reason} (restart {info.restarts})")
 
     def on_notice(self, text: str) -> None:
-        """Leave a line above the display."""
         self._above(text)
 
     def on_finish(self, info: FinishInfo) -> None:

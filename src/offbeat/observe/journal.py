@@ -70,23 +70,6 @@ def component_statistics(metrics: Mapping[str, float], bottleneck: str) -> str:
     return fill(_BLOCK.replace("BOTTLENECK", bottleneck), metrics)
 
 
-class StatsLog:
-    """Writes the block at most every ``interval_s`` seconds."""
-
-    def __init__(self, logger: logging.Logger, interval_s: float) -> None:
-        self._logger = logger
-        self._interval_s = interval_s
-        self._due_s = -math.inf
-
-    def write_if_due(self, metrics: Mapping[str, float], bottleneck: str, now_s: float) -> bool:
-        """Write the block when it is time (the first call is); return whether it was."""
-        if now_s < self._due_s:
-            return False
-        self._due_s = now_s + self._interval_s
-        self._logger.info("%s", component_statistics(metrics, bottleneck))
-        return True
-
-
 class Journal:
     """Writes what happens in a run for people and tools; only changes of health are written.
 
@@ -109,6 +92,7 @@ class Journal:
         self._pace = pace
         self._degree = pace.degree
         self._health: dict[str, Health] = {}
+        self._statistics_due_s = -math.inf
         self._issued_at_s: dict[int, float] = {}
         observe = settings.observe
         level = getattr(logging, observe.log_level.upper())
@@ -120,7 +104,6 @@ class Journal:
             files.callback(close_log, self._run_log)
             self._learner_log = open_log(directory / "logs", "learner", level=level, on_fault=on_fault)
             files.callback(close_log, self._learner_log)
-            self._stats = StatsLog(self._run_log, observe.stats_interval_s)
             self._sinks = make_sinks(
                 directory,
                 tensorboard=observe.tensorboard.enabled,
@@ -203,7 +186,7 @@ class Journal:
 
     def _end(self, error: BaseException | None) -> None:
         if self._meter.metrics:
-            self._stats.write_if_due(self._meter.metrics, self._meter.bottleneck, float("inf"))
+            self._write_statistics(math.inf)
         if error is not None:
             self._run_log.error("%s", error)
 
@@ -255,4 +238,10 @@ class Journal:
             self._degree = self._pace.degree
             if reason := self._pace.dial_reason:
                 self._tuned(reason)
-        self._stats.write_if_due(metrics, self._meter.bottleneck, now_s)
+        self._write_statistics(now_s)
+
+    def _write_statistics(self, now_s: float) -> None:
+        """Write the block of statistics when it is due."""
+        if now_s >= self._statistics_due_s:
+            self._statistics_due_s = now_s + self._settings.observe.stats_interval_s
+            self._run_log.info("%s", component_statistics(self._meter.metrics, self._meter.bottleneck))

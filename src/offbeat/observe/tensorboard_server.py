@@ -27,9 +27,10 @@ _FAILED = "TensorBoard could not be started"
 
 
 class TensorBoardServer:
-    """A child that serves ``directory/tensorboard`` on 127.0.0.1; what it has to say is in `news`.
+    """A child that serves ``directory/tensorboard`` on 127.0.0.1.
 
-    Nothing here waits for it: starting takes it a second or two. Its own log is ``logs/tensorboard.log``.
+    Its messages for the user come from `poll_status`. Nothing here waits for it: starting takes it a second
+    or two. Its own log is ``logs/tensorboard.log``.
     """
 
     def __init__(self, directory: Path, port: int | None = None) -> None:
@@ -46,10 +47,9 @@ class TensorBoardServer:
 
     @property
     def pid(self) -> int:
-        """The child's process."""
         return self._process.pid
 
-    def news(self) -> str | None:
+    def poll_status(self) -> str | None:
         """Return the next message for the user, if any: the address it serves at, or that it has ended."""
         assert self._process.stdout is not None
         with contextlib.suppress(BlockingIOError):

@@ -32,11 +32,9 @@ class PlainLearner:
         self._weights = weights
 
     def train(self, batch: Batch) -> Metrics:
-        """Train on the data of the batch's segments."""
         return named_metrics(self._train([segment.data for segment in batch.segments]), "learn", "loss")
 
     def weights(self) -> Any:
-        """Return the weights for collectors."""
         return self._weights()
 
     def state_dict(self) -> StateTree:
@@ -57,7 +55,6 @@ class PlainEvaluator:
         self._takes_seed = _num_needed(parameters.values()) >= 2
 
     def evaluate(self, weights: Any, seed: int) -> Metrics:
-        """Call the function."""
         if self._names_seed:
             result = self._evaluate(weights, seed=seed)
         else:

@@ -21,7 +21,6 @@ from offbeat.checkpoint import CheckpointManager, files
 from offbeat.config.loader import dump_yaml
 from offbeat.config.models import RunConfig
 from offbeat.errors import ConfigError, OffbeatError, RunNotFound
-from offbeat.observe.callbacks import Callback, RunInfo
 from offbeat.observe.logs import make_logs_dir
 from offbeat.reading import CONFIG_BYTES, DESCRIPTION_BYTES, parse_json, read_file
 from offbeat.runtime.clock import Clock
@@ -289,15 +288,3 @@ def earlier_settings(directory: Path) -> list[Path]:
 def until_version(path: Path) -> int:
     """Return the version that settings of a file called `UNTIL` held until."""
     return int(path.stem.rpartition("-")[2])
-
-
-class EarlierSettings(Callback):
-    """Keeps the files of earlier settings true when a run goes back behind the point where they changed."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
-
-    def on_start(self, info: RunInfo) -> None:
-        """Remove the files of rounds that are trained again; the first then holds until the start."""
-        if info.resumed_from is not None:
-            cut_until(self._run_dir, info.resumed_from)

@@ -81,7 +81,6 @@ class ScheduleRecorder:
         self._newest: Published | None = None
 
     def handlers(self) -> Handlers:
-        """Return the handlers of a run's events."""
         return {
             SegmentArrived: self._arrived,
             RoundTrained: self._trained,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -148,7 +148,7 @@ class Report:
     rounds_s: float
     steps_per_s: float
     max_staleness: int
-    weights: Any
+    weights: Any = field(repr=False)
     digest: str | None
     losses: tuple[Loss, ...] = ()
     restarts: int = 0
@@ -182,6 +182,7 @@ class OpenRun:
         self._driver: Driver | None = None
         self._server: TensorBoardServer | None = None
         self._metrics: Metrics = {}
+        self.signals: Sequence[str] = ()  # that asked the run to end
 
     # ------------------------------------------------------------ start and end
 
@@ -278,8 +279,8 @@ class OpenRun:
 
     def step(self, at_most_s: float = math.inf) -> None:
         """Wait for events, for a fraction of a second and ``at_most_s``, and deal with them."""
-        if self._server is not None and (news := self._server.news()) is not None:
-            self.driver.notice(news)
+        if self._server is not None and (status := self._server.poll_status()) is not None:
+            self.driver.notice(status)
         if point := self._guarded(partial(self.driver.step, at_most_s)):
             self._start(point)
 

@@ -6,8 +6,8 @@ import contextlib
 import math
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,16 +20,16 @@ from offbeat.config.loader import ConfigSource
 from offbeat.config.models import RunConfig
 from offbeat.config.plan import size_remarks
 from offbeat.errors import ConfigError, EnvError
-from offbeat.observe.callbacks import Callback, EvalInfo, RoundInfo, RunControl, RunInfo, RunSummary
+from offbeat.observe.callbacks import Callback, RunSummary
 from offbeat.observe.logs import make_logs_dir
 from offbeat.observe.sinks import check_sinks
+from offbeat.pacing.events import EvalDone, Handlers, RoundTrained, Started
 from offbeat.pipeline import Pipeline, Report, Settings
 from offbeat.roles import Learner, PerWorker, WorkerContext, check_methods
-from offbeat.run.collectors import Loss
 from offbeat.run.directory import (
-    EarlierSettings,
     Overrides,
     change_config,
+    cut_until,
     existing,
     make_run_dir,
     other_files,
@@ -37,10 +37,10 @@ from offbeat.run.directory import (
     settings_of,
     write_description,
 )
+from offbeat.run.driver import Driver
 from offbeat.run.restarts import OpenRun
 from offbeat.run.signals import stopping_on_signals
 from offbeat.runtime.clock import Clock
-from offbeat.types import Metrics
 
 if TYPE_CHECKING:
     from offbeat.algorithms.base import Algorithm, Policy, Roles
@@ -69,34 +69,27 @@ _FIX_OF_RESUME = "when a run is resumed; start a new run with `offbeat train`"
 FIX_OF_EVAL = "when a run is evaluated: leave it out; settings of the section eval may change"
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """Outcome of a run and its policy: ``result.policy.act(obs)``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result(Report):
+    """Outcome of a run and its policy: ``result.policy.act(obs)``. `Report` describes the rest.
 
-    ``startup_s`` and ``rounds_s`` are parts of ``wall_s``: until the first ticket, and from then to the end
-    of the last round; ``steps_per_s`` is over the latter. ``stopped``: it was asked to end. ``save_error``
-    says why nothing could be saved; empty when it was. ``eval_metrics`` are those of the last evaluation.
+    ``digest`` is empty for a learner without a state that can be saved; ``interrupted``: by a signal.
     """
 
-    run_dir: Path
-    reason: str
-    rounds: int
     digest: str
-    metrics: Metrics
-    eval_return: float | None
-    wall_s: float
-    env_steps: int
-    steps_per_s: float
-    max_staleness: int
-    interrupted: bool
+    run_dir: Path
     policy: Policy
-    startup_s: float = 0.0
-    rounds_s: float = 0.0
-    losses: tuple[Loss, ...] = ()
-    restarts: int = 0
-    stopped: bool = False
-    save_error: str = ""
-    eval_metrics: Metrics = field(default_factory=dict)
+    interrupted: bool
+
+    @property
+    def rounds(self) -> int:
+        """Rounds trained."""
+        return self.version
+
+    @property
+    def eval_return(self) -> float | None:
+        """Mean return of the last evaluation; None without one."""
+        return self.eval_metrics.get("eval/return_mean")
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,66 +224,39 @@ def remove_dir_if_refused(prepared: PreparedRun) -> Iterator[None]:
 # ---------------------------------------------------------------- running
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedRun:
-    """A prepared run that is open, and the signals that asked it to end."""
-
-    prepared: PreparedRun
-    run: OpenRun
-    signals: list[str]
-
-    def result(self, report: Report) -> Result:
-        """Return how the run ended, with its policy."""
-        return Result(
-            run_dir=self.prepared.run_dir,
-            reason=report.reason,
-            rounds=report.version,
-            digest=report.digest or "",
-            metrics=report.metrics,
-            eval_return=report.eval_metrics.get("eval/return_mean"),
-            eval_metrics=report.eval_metrics,
-            wall_s=report.wall_s,
-            env_steps=report.env_steps,
-            startup_s=report.startup_s,
-            rounds_s=report.rounds_s,
-            steps_per_s=report.steps_per_s,
-            max_staleness=report.max_staleness,
-            interrupted=bool(self.signals),
-            policy=make_roles(self.prepared.config).policy(report.weights),
-            losses=report.losses,
-            restarts=report.restarts,
-            stopped=report.stopped,
-            save_error=report.save_error,
-        )
-
-
 @contextlib.contextmanager
 def open_run(
     prepared: PreparedRun, callbacks: Sequence[Callback], clock: Clock, *, stepwise: bool = False
-) -> Iterator[OpenedRun]:
+) -> Iterator[OpenRun]:
     """Start a prepared run; leaving the block ends it."""
     config = prepared.config
-    everybody, goal = [*callbacks], config.run.stop_return
-    if goal is not None:
-        everybody.append(_StopAtReturn(goal, prepared.resumed and _had_reached(prepared.run_dir, goal)))
-    if (least := config.run.stop_eval_return) is not None:
-        everybody.append(_StopAtEvaluation(least, prepared.resumed and _scored(prepared.run_dir, least)))
-    everybody.append(EarlierSettings(prepared.run_dir))
     startup_notes = None if prepared.resumed else algorithms.find(config.algorithm.name).startup_notes
     notes = {} if startup_notes is None else startup_notes(config)
     notices = [*prepared.notes, *(f"{name}: {text}" for name, text in notes.items())]
-    pipeline = make_pipeline(config, prepared.run_dir, prepared.name, everybody, notices)
-    run = pipeline.open(config.run.rounds, resumed=prepared.resumed, stepwise=stepwise)
+    pipeline = make_pipeline(config, prepared.run_dir, prepared.name, callbacks, clock, notices)
+    handlers = partial(_own_handlers, prepared, _reached_before(prepared), pipeline.finish)
+    run = pipeline.open(config.run.rounds, resumed=prepared.resumed, stepwise=stepwise, handlers=handlers)
     signals_stop = stopping_on_signals(pipeline.stop, clock, _stop_within_s(config))
-    with few_threads(config), signals_stop as signals, run:
-        yield OpenedRun(prepared, run, signals)
+    with few_threads(config), signals_stop as run.signals, run:
+        yield run
 
 
 def run_to_completion(prepared: PreparedRun, callbacks: Sequence[Callback], clock: Clock) -> Result:
     """Run a prepared run to its end."""
-    with open_run(prepared, callbacks, clock) as opened:
-        report = opened.run.complete()
-    return opened.result(report)
+    with open_run(prepared, callbacks, clock) as run:
+        report = run.complete()
+    return result_of(prepared, report, run.signals)
+
+
+def result_of(prepared: PreparedRun, report: Report, signals: Sequence[str]) -> Result:
+    """Return how a run ended, with its policy."""
+    known: dict[str, Any] = {field.name: getattr(report, field.name) for field in fields(Report)}
+    return Result(
+        **{**known, "digest": report.digest or ""},
+        run_dir=prepared.run_dir,
+        policy=make_roles(prepared.config).policy(report.weights),
+        interrupted=bool(signals),
+    )
 
 
 def make_pipeline(
@@ -298,6 +264,7 @@ def make_pipeline(
     run_dir: Path | None,
     name: str,
     callbacks: Sequence[Callback],
+    clock: Clock,
     notices: Sequence[str] = (),
 ) -> Pipeline:
     """Make the pipeline of a configuration."""
@@ -309,7 +276,7 @@ def make_pipeline(
         stop_return=config.run.stop_return,
         stop_within_s=_stop_within_s(config),
     )
-    names = (one.name for one in fields(Settings))
+    names = (field.name for field in fields(Settings))
     settings = Settings(**{name: getattr(config, name) for name in names})
     return Pipeline(
         collect=roles.collect,
@@ -326,6 +293,7 @@ def make_pipeline(
         callbacks=callbacks,
         notices=notices,
         summary=about,
+        clock=clock,
     )
 
 
@@ -358,55 +326,48 @@ def few_threads(config: RunConfig) -> Iterator[None]:
         yield
 
 
-def _had_reached(run_dir: Path, goal: float) -> bool:
-    """Return True if a resumed run has reached its goal already."""
-    manager = CheckpointManager(run_dir / "checkpoints")
+def _reached_before(prepared: PreparedRun) -> str:
+    """Return the goal that a resumed run has reached already, with the fix; empty: none."""
+    settings, manager = prepared.config.run, CheckpointManager(prepared.run_dir / "checkpoints")
+    goals = {"stop_return": settings.stop_return, "stop_eval_return": settings.stop_eval_return}
+    if not prepared.resumed or not any(goal is not None for goal in goals.values()) or not manager.versions():
+        return ""
     with fitting("this run"):
-        returns = manager.load().parts["meter"]["recent_returns"] if manager.versions() else []
-        return len(returns) >= 100 and sum(returns) / len(returns) >= goal
+        saved = manager.load()
+        returns = saved.parts["meter"]["recent_returns"]
+    mean = sum(returns) / len(returns) if len(returns) >= 100 else -math.inf
+    score = -math.inf if saved.score is None else saved.score
+    for (name, goal), found in zip(goals.items(), (mean, score), strict=True):
+        if goal is not None and found >= goal:
+            return f"run.{name} {goal:g} was reached before; run.{name}=null goes on"
+    return ""
 
 
-def _scored(run_dir: Path, goal: float) -> bool:
-    """Return True if the evaluation of a resumed run's newest checkpoint has reached its goal already."""
-    manager = CheckpointManager(run_dir / "checkpoints")
-    score = manager.load().score if manager.versions() else None
-    return score is not None and score >= goal
+def _own_handlers(
+    prepared: PreparedRun, reached: str, finish: Callable[[str], None], driver: Driver
+) -> Handlers:
+    """Return the handlers that end a run at its goals and keep the files of its earlier settings true.
 
+    ``reached`` names a goal that it has reached before; empty: none.
+    """
+    settings, run_dir, meter = prepared.config.run, prepared.run_dir, driver.meter
+    goal, eval_goal = settings.stop_return, settings.stop_eval_return
 
-class _StopAtReturn(Callback):
-    """Ends the run once the mean return of the last 100 training episodes reaches a goal."""
+    def started(event: Started, now_s: float) -> None:
+        if event.resumed:
+            cut_until(run_dir, event.version)
+        if reached:
+            finish(reached)
 
-    def __init__(self, goal: float, was_reached: bool) -> None:
-        self._goal = goal
-        self._was_reached = was_reached
-        self._control: RunControl | None = None
+    def round_trained(event: RoundTrained, now_s: float) -> None:
+        if goal is None or meter.metrics["rollout/total_episodes"] < 100:
+            return
+        if meter.metrics["rollout/return_mean_100"] >= goal:
+            finish(f"the last 100 episodes returned {goal:g} or more on average")
 
-    def on_start(self, info: RunInfo) -> None:
-        self._control = info.control
-        if self._was_reached:
-            info.finish(f"run.stop_return {self._goal:g} was reached before; run.stop_return=null goes on")
+    def evaluated(event: EvalDone, now_s: float) -> None:
+        found = (event.metrics or {}).get("eval/return_mean", -math.inf)
+        if eval_goal is not None and found >= eval_goal:
+            finish(f"the evaluation of version {event.version} returned {eval_goal:g} or more")
 
-    def on_round(self, info: RoundInfo) -> None:
-        metrics = info.metrics
-        has_enough = float(metrics["rollout/total_episodes"]) >= 100
-        if has_enough and float(metrics["rollout/return_mean_100"]) >= self._goal and self._control:
-            self._control.finish(f"the last 100 episodes returned {self._goal:g} or more on average")
-
-
-class _StopAtEvaluation(Callback):
-    """Ends the run once an evaluation's mean return reaches a goal."""
-
-    def __init__(self, goal: float, was_reached: bool) -> None:
-        self._goal = goal
-        self._was_reached = was_reached
-        self._control: RunControl | None = None
-
-    def on_start(self, info: RunInfo) -> None:
-        self._control = info.control
-        if self._was_reached:
-            name = "run.stop_eval_return"
-            info.finish(f"{name} {self._goal:g} was reached before; {name}=null goes on")
-
-    def on_eval(self, info: EvalInfo) -> None:
-        if self._control and info.metrics.get("eval/return_mean", -math.inf) >= self._goal:
-            self._control.finish(f"the evaluation of version {info.version} returned {self._goal:g} or more")
+    return {Started: started, RoundTrained: round_trained, EvalDone: evaluated}

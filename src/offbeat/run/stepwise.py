@@ -20,7 +20,6 @@ from offbeat.pacing.events import GatesSet, StopRequested
 from offbeat.run.directory import Overrides, joined
 from offbeat.run.restarts import OpenRun
 from offbeat.run.start import (
-    OpenedRun,
     PreparedRun,
     Result,
     load,
@@ -29,8 +28,9 @@ from offbeat.run.start import (
     prepare_resume,
     prepare_run,
     remove_dir_if_refused,
+    result_of,
 )
-from offbeat.runtime.clock import Clock, SystemClock
+from offbeat.runtime.clock import SYSTEM_CLOCK, Clock
 from offbeat.types import Metrics
 
 _MOMENT_S = 0.01
@@ -41,6 +41,7 @@ class SyncRun:
 
     It is used in a with-block, by one thread. A run that is asked to end (Ctrl-C, ``info.stop``) leaves the
     block; leaving it early ends the run with a checkpoint. ``result`` is there once the block is left.
+    ``clock`` drives the run; tests bring their own.
 
     Example::
 
@@ -62,34 +63,42 @@ class SyncRun:
         seed: int | None = None,
         overrides: Overrides | None = None,
         callbacks: Sequence[Callback] = (),
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         chosen = joined(overrides, {"run.rounds": rounds, "run.seed": seed})
         config = load(recipe, chosen)
-        self._prepare(config, callbacks, lambda clock: prepare_run(recipe, chosen, config, clock))
+        self._prepare(config, callbacks, clock, lambda: prepare_run(recipe, chosen, config, clock))
 
     @classmethod
     def resume(
-        cls, run_dir: str | Path, *, overrides: Overrides | None = None, callbacks: Sequence[Callback] = ()
+        cls,
+        run_dir: str | Path,
+        *,
+        overrides: Overrides | None = None,
+        callbacks: Sequence[Callback] = (),
+        clock: Clock = SYSTEM_CLOCK,
     ) -> Self:
         """Continue a run step by step from its newest good checkpoint; see ``offbeat.resume``."""
         config = load_for_resume(run_dir, overrides or ())
         run = cls.__new__(cls)
-        run._prepare(config, callbacks, lambda _: prepare_resume(run_dir, overrides or (), config))
+        run._prepare(config, callbacks, clock, lambda: prepare_resume(run_dir, overrides or (), config))
         return run
 
     def _prepare(
         self,
         config: RunConfig,
         callbacks: Sequence[Callback],
-        prepare: Callable[[Clock], PreparedRun],
+        clock: Clock,
+        prepare: Callable[[], PreparedRun],
     ) -> None:
         if (degree := config.async_training.off_policy_degree) != 0:
             raise ConfigError(not_stepwise(degree))
-        self._prepared = prepare
-        self._clock = SystemClock()
+        self._prepare_run = prepare
+        self._clock = clock
         self._callbacks = tuple(callbacks)
         self._stack = contextlib.ExitStack()
-        self._opened: OpenedRun | None = None
+        self._prepared: PreparedRun | None = None
+        self._open: OpenRun | None = None
         self._is_over = False
         self._gates = GatesSet(collect=False, until=0)
         self._has_chosen = False  # to enable or disable data collection
@@ -100,13 +109,13 @@ class SyncRun:
     # ------------------------------------------------------------ life
 
     def __enter__(self) -> Self:
-        if self._opened is not None:
+        if self._open is not None:
             raise OffbeatError("a SyncRun is used once: make another one, or SyncRun.resume(run_dir)")
-        prepared = self._prepared(self._clock)
+        self._prepared = prepared = self._prepare_run()
         with contextlib.ExitStack() as stack:
             with remove_dir_if_refused(prepared):
-                opened = open_run(prepared, self._callbacks, self._clock, stepwise=True)
-                self._opened = stack.enter_context(opened)
+                run = open_run(prepared, self._callbacks, self._clock, stepwise=True)
+                self._open = stack.enter_context(run)
             self._deal_with_requests()
             self._stack = stack.pop_all()
         return self
@@ -114,18 +123,19 @@ class SyncRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        assert self._opened is not None
+        run, prepared = self._open, self._prepared
+        assert run is not None
+        assert prepared is not None
         self._is_over = True
         if error is not None and error is not self._stopped:
             self._stack.__exit__(kind, error, trace)
             return False
-        run = self._opened.run
         with self._stack:
             if not (pace := run.pace).is_ending:
                 rounds = f"{pace.version} of {pace.rounds} rounds"
                 run.ask(StopRequested(f"its with-block was left after {rounds}"))
             report = run.complete()
-        self._result = self._opened.result(report)
+        self._result = result_of(prepared, report, run.signals)
         return True
 
     @property
@@ -247,14 +257,12 @@ class SyncRun:
 
     def _current(self) -> OpenRun:
         """Return the run, from the beginning of its with-block to the end."""
-        if self._opened is None:
+        if self._open is None or self._prepared is None:
             raise OffbeatError('a SyncRun goes in a with-block: `with offbeat.SyncRun("...") as run:`')
         if self._is_over:
-            directory = self._opened.prepared.run_dir
-            raise OffbeatError(
-                f"the run has ended: go on with SyncRun.resume({str(directory)!r}), or a new one"
-            )
-        return self._opened.run
+            directory = str(self._prepared.run_dir)
+            raise OffbeatError(f"the run has ended: go on with SyncRun.resume({directory!r}), or a new one")
+        return self._open
 
     def _going_on(self) -> OpenRun:
         """The run, while it has a round to train."""

@@ -18,7 +18,8 @@ Text = str | Callable[[], str]
 class Wait(NamedTuple):
     """One row. ``expire`` runs when the limit is over: it replaces what can be replaced, or raises.
 
-    ``phase`` is the text for the display while this lasts; empty: none.
+    ``whom`` begins with the name of a component if it is one: ``collector_0 to start``. ``phase`` is the text
+    for the display while this lasts; empty: none.
     Example: ``Wait("train", "round 7", "learner", 600.0, "runtime.train_timeout_s", stall)``.
     """
 
@@ -61,7 +62,8 @@ class Waits:
     """The open rows. Those of one limit are in order of their start: a look at the first is enough."""
 
     def __init__(self) -> None:
-        self._by_limit: dict[float, dict[Hashable, tuple[Wait, float]]] = {}  # key -> wait, start
+        # Limit -> key -> wait, start; only limits of open rows, since each look goes over all of them.
+        self._by_limit: dict[float, dict[Hashable, tuple[Wait, float]]] = {}
         self._limits: dict[Hashable, float] = {}
 
     def __contains__(self, key: Hashable) -> bool:
@@ -71,8 +73,10 @@ class Waits:
         """Open a row; one of the same key starts again."""
         key, limit_s = wait.key, wait.limit_s
         before = self._limits.get(key)
-        if before is not None:
-            del self._by_limit[before][key]
+        if before == limit_s:
+            del self._by_limit[limit_s][key]
+        elif before is not None:
+            self.end(key)
         self._limits[key] = limit_s
         rows = self._by_limit.get(limit_s)
         if rows is None:
@@ -83,7 +87,10 @@ class Waits:
         """Close a row, if it is open."""
         limit_s = self._limits.pop(key, None)
         if limit_s is not None:
-            del self._by_limit[limit_s][key]
+            rows = self._by_limit[limit_s]
+            del rows[key]
+            if not rows:
+                del self._by_limit[limit_s]
 
     def shift(self, by_s: float, now_s: float) -> None:
         """Extend every deadline by time in which this process was suspended, as far as a row saw it."""
@@ -105,9 +112,10 @@ class Waits:
                     break
                 found.append(wait)
         for wait in found:
-            row = self._by_limit[self._limits[wait.key]].pop(wait.key)
+            _, since_s = self._by_limit[self._limits[wait.key]][wait.key]
+            self.end(wait.key)
             self._limits[wait.key] = math.inf
-            self._by_limit.setdefault(math.inf, {})[wait.key] = row
+            self._by_limit.setdefault(math.inf, {})[wait.key] = (wait, since_s)
         return found
 
     def deadline_s(self, key: Hashable) -> float:
@@ -134,13 +142,14 @@ class Waits:
     def phase(self, progress: Mapping[str, str] | None = None) -> str:
         """Return the phase of the run: the text of the newest row that has one, empty when it collects.
 
-        ``progress``: reports by component. That of the component which the row waits for is appended.
+        ``progress``: reports by component. Appended are those of all that rows of this phase wait for.
         """
         rows = (row for rows in self._by_limit.values() for row in rows.values())
-        phases = ((since_s, wait.phase, _text(wait.whom)) for wait, since_s in rows if wait.phase)
-        _, phase, whom = max(phases, default=(0.0, "", ""))
-        report = (progress or {}).get(whom)
-        return f"{phase}: {report}" if report else phase
+        phases = [(since_s, wait.phase, wait.whom) for wait, since_s in rows if wait.phase]
+        _, phase = max([(since_s, phase) for since_s, phase, _ in phases], default=(0.0, ""))
+        components = [_text(whom).partition(" ")[0] for _, other, whom in phases if other == phase]
+        reports = {(progress or {}).get(component, "") for component in components}
+        return ": ".join([phase, *sorted(reports - {""})])
 
 
 def describe_stall(headline: str, waits: Sequence[Pending], stacks: Mapping[str, str]) -> str:

@@ -28,3 +28,7 @@ class SystemClock:
     now_s = staticmethod(time.perf_counter)
     sleep = staticmethod(time.sleep)
     date = staticmethod(time.strftime)
+
+
+SYSTEM_CLOCK = SystemClock()
+"""Default of parameters that take a clock."""

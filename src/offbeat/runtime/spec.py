@@ -67,7 +67,6 @@ class RunSpec:
 
     @property
     def num_collectors(self) -> int:
-        """Number of collectors."""
         return self.settings.runtime.num_workers
 
     @property

@@ -3,7 +3,7 @@
 from offbeat.algorithms.base import Algorithm
 from offbeat.algorithms.hmasd.build import build, check
 from offbeat.algorithms.hmasd.config import HMASDConfig
-from offbeat.envs.judged import look_at_team
+from offbeat.envs.judged import probe_team
 from offbeat.envs.teams import make_shown_team
 
 ALGORITHM = Algorithm(
@@ -11,7 +11,7 @@ ALGORITHM = Algorithm(
     config_model=HMASDConfig,
     build=build,
     check=check,
-    probe_env=look_at_team,
+    probe_env=probe_team,
     make_render_env=make_shown_team,
 )
 

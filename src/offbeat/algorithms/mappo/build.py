@@ -22,7 +22,7 @@ from offbeat.types import Array
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a hierarchy changes of a team: functions that make its parts, by the run's settings."""
+    """Functions that make the parts of a team which a hierarchy changes, from the run's settings."""
 
     fit: Callable[[RunConfig, Team], TeamSpec]
     policy: Callable[[RunConfig, TeamSpec], TeamPolicy]

@@ -34,7 +34,7 @@ class Witness(Protocol):
         ...
 
     def metrics(self) -> Metrics:
-        """What it saw."""
+        """Return the metrics of all steps so far."""
         ...
 
 

@@ -4,7 +4,7 @@ from offbeat.algorithms.base import Algorithm
 from offbeat.algorithms.muzero.build import build
 from offbeat.algorithms.muzero.config import MuZeroConfig
 from offbeat.algorithms.muzero.parts import check, startup_notes
-from offbeat.envs.judged import look_at_world
+from offbeat.envs.judged import probe_env
 
 ALGORITHM = Algorithm(
     name="muzero",
@@ -12,7 +12,7 @@ ALGORITHM = Algorithm(
     build=build,
     check=check,
     startup_notes=startup_notes,
-    probe_env=look_at_world,
+    probe_env=probe_env,
 )
 
 __all__ = ["ALGORITHM", "MuZeroConfig", "build"]

@@ -219,11 +219,11 @@ class ModelLearner(ABC):
 
     @abstractmethod
     def _values(self, obs: Array, actions: Array) -> Floats:
-        """What the target network makes of observations ``[B, K, ...]`` in a row, ``[B, K]``."""
+        """Values by the target network of consecutive observations ``[B, K, ...]``, ``[B, K]``."""
 
     @abstractmethod
     def _losses(self, lesson: Lesson) -> Losses:
-        """What there is to learn."""
+        """Compute the losses of one minibatch."""
 
     def _policy_loss(self, outputs: Tensor, lesson: Lesson, step: int | slice) -> tuple[Tensor, Tensor]:
         """Cross entropy of policies ``[..., P]`` against what searches found, and their entropy."""

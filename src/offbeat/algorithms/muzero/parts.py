@@ -1,4 +1,4 @@
-"""How algorithms with a world model are put together: what they share, and what each brings. No torch."""
+"""Assembly of algorithms with a world model: the parts they share, and those each brings. No torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MakePlanner = Callable[[int], "Planner"]
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What one algorithm brings: functions that import torch when they are called.
+    """Functions that one algorithm brings; they import torch when they are called.
 
     ``planner(config, fit, num_trees, lane)``, with None for a lane to evaluate, and ``learner(config, fit)``.
     """
@@ -136,7 +136,7 @@ def _check_opponent(config: RunConfig) -> None:
 
 
 def _multiplies_bfloat16() -> bool:
-    """Whether this processor says that it can; where it says nothing, yes."""
+    """Return True if this processor reports bfloat16, or reports nothing."""
     told = Path("/proc/cpuinfo")
     flags = told.read_text() if told.exists() else "bf16"
     return "bf16" in flags

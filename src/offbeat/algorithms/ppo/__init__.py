@@ -3,7 +3,7 @@
 from offbeat.algorithms.base import Algorithm
 from offbeat.algorithms.ppo.build import build, check, startup_notes
 from offbeat.algorithms.ppo.config import PPOConfig
-from offbeat.envs.judged import look_at_world
+from offbeat.envs.judged import probe_env
 
 ALGORITHM = Algorithm(
     name="ppo",
@@ -11,7 +11,7 @@ ALGORITHM = Algorithm(
     build=build,
     check=check,
     startup_notes=startup_notes,
-    probe_env=look_at_world,
+    probe_env=probe_env,
 )
 
 __all__ = ["ALGORITHM", "PPOConfig", "build"]

@@ -29,7 +29,7 @@ WIDE = 64
 
 @dataclass(slots=True)
 class Lane:
-    """Where a collector's N environments stand between two segments."""
+    """State of a collector's N environments between two segments."""
 
     obs: Array
     ended: Bools

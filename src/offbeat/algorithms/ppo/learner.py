@@ -52,7 +52,7 @@ class PPOProgress(Progress):
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What the learner saw and did in one go: samples, its values ``[T + 1, B]`` before, targets, progress.
+    """One update of the learner: samples, its values ``[T + 1, B]`` before, targets, progress.
 
     ``behaviour_log_ratios`` ``[T, B]`` are those of the policy before to the one that acted, where
     ``is_judged``; without that the first minibatch tells, for then the network is still that policy.
@@ -333,7 +333,7 @@ def refuse_non_finite(data: Round, version: int) -> None:
 
 
 def staleness_metrics(log_ratios: Floats) -> Metrics:
-    """What the age of the samples costs, from ``[M]`` log-ratios of proximal to behaviour policy."""
+    """Compute the cost of stale samples from ``[M]`` log-ratios of proximal to behaviour policy."""
     return {
         "learn/ess": effective_sample_size(log_ratios),
         "learn/behaviour_kl": approx_kl(log_ratios),

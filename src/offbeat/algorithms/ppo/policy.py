@@ -26,7 +26,7 @@ class PPOPolicy:
         self._memory = initial_memory(spec, 0)
 
     def reset(self) -> None:
-        """Forget what was remembered of the episode; call it at the start of each for a recurrent policy."""
+        """Reset the recurrent state; call it at the start of each episode."""
         self._memory = initial_memory(self._spec, 0)
 
     def act(self, obs: Array, *, deterministic: bool = True) -> Array:

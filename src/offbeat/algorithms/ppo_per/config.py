@@ -168,7 +168,7 @@ class PPOPERConfig(PPOConfig):
         return found
 
     def update(self, config: RunConfig) -> str:
-        """What one update trains, in segments and samples, and how many of them are new."""
+        """Describe one update: its segments and samples, and the number of them that are new."""
         arriving = config.segments_per_round * config.envs_per_worker
         new = min(round(self.fresh_fraction * self.batch_size), arriving)
         passes = f"{self.num_epochs} pass" + ("" if self.num_epochs == 1 else "es")

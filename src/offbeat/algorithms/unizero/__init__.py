@@ -4,7 +4,7 @@ from offbeat.algorithms.base import Algorithm
 from offbeat.algorithms.muzero.parts import check, startup_notes
 from offbeat.algorithms.unizero.build import build
 from offbeat.algorithms.unizero.config import UniZeroConfig
-from offbeat.envs.judged import look_at_world
+from offbeat.envs.judged import probe_env
 
 ALGORITHM = Algorithm(
     name="unizero",
@@ -12,7 +12,7 @@ ALGORITHM = Algorithm(
     build=build,
     check=check,
     startup_notes=startup_notes,
-    probe_env=look_at_world,
+    probe_env=probe_env,
 )
 
 __all__ = ["ALGORITHM", "UniZeroConfig", "build"]
