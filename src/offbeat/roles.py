@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from offbeat.errors import ConfigError
 from offbeat.progress import progress_to as progress_to
 from offbeat.progress import report_progress as report_progress
-from offbeat.types import Array, ArraySpec, Batch, Metrics, Progress, Segment, StateTree, Ticket
+from offbeat.types import Array, ArraySpec, Batch, Metrics, Piece, Progress, Segment, StateTree, Ticket
 
 
 @runtime_checkable
@@ -22,36 +22,60 @@ class Collector(Protocol):
     """Works on tickets with weights that may change between two pieces of work, and makes segments.
 
     Lives in a worker; its environments outlive its tickets. Most are written as a `SerialCollector` or a
-    function ``collect(ticket, weights)``, which offbeat adapts.
+    function ``collect(ticket, weights)``, which offbeat adapts. A *wide* collector holds many tickets, and
+    finishes them in any order: a segment depends on its ticket and on the versions that made it, never on
+    what else was there.
     """
 
     @property
     def capacity(self) -> int:
-        """Number of tickets that it wants to hold."""
+        """Number of tickets that it wants to hold; it may change while the run goes on."""
         ...
 
-    def accept(self, ticket: Ticket, begun: StateTree | None = None, script: Sequence[int] = ()) -> None:
+    def accept(self, ticket: Ticket, begun: StateTree | None = None, script: Sequence[Piece] = ()) -> None:
         """Take a ticket; it may come before the ones before it are finished.
 
-        ``begun``: work on it that another collector had started. ``script``: versions to load, when a run is
-        repeated.
+        ``begun``: what `open_work` of some collector gave for it. Keep only what was made with versions up to
+        the one that is loaded: newer ones are of a future that a crash took back. ``script``: the pieces of
+        its segment in the run that is being repeated, to be made again exactly so: where its next span has a
+        newer version than the one loaded, it waits.
         """
         ...
 
     def load(self, version: int, weights: Any) -> None:
-        """Use these weights from the next `advance` on."""
+        """Use these weights from the next `advance` on; the first ones come before the first ticket."""
         ...
 
     def advance(self) -> Progress:
-        """Do one piece of work without waiting; draw randomness from the tickets' seeds only."""
+        """Do one piece of work, at most about 20 ms where it holds many tickets, without waiting.
+
+        Draw randomness from the tickets' seeds only. What it waits for (tools, rewards, slow environments)
+        runs in threads of its own, which call ``context.wake()``.
+        """
         ...
 
     def state_dict(self) -> StateTree | None:
-        """Return everything that the next segments depend on; None when the environments cannot give it."""
+        """Return everything that the next segments depend on, without what belongs to open tickets.
+
+        None when the environments cannot give it; ``{}`` where tickets are all there is.
+        """
         ...
 
     def load_state_dict(self, state: StateTree) -> None:
         """Continue from a state taken after some segment."""
+        ...
+
+
+@runtime_checkable
+class WideCollector(Collector, Protocol):
+    """A collector whose tickets may be ended early, and whose begun work may be continued elsewhere."""
+
+    def cut(self, tickets: Sequence[int]) -> None:
+        """End these tickets at the next boundary, with what there is; their pieces end with ``cut``."""
+        ...
+
+    def open_work(self) -> Mapping[int, StateTree]:
+        """Return what is begun, by ticket: enough for another collector to continue it."""
         ...
 
 
@@ -170,11 +194,16 @@ class SingleRank:
         """Nothing to add."""
 
 
+def _nobody_waits() -> None:
+    """Wake nobody: the role is called whenever there is work."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
     """Arguments of a role's factory. ``seed`` differs by collector and incarnation.
 
-    ``ranks`` is for learners of several processes.
+    ``ranks`` is for learners of several processes. ``wake()`` is for threads of a collector: it has `advance`
+    called again, from any thread.
     """
 
     collector: int
@@ -182,6 +211,7 @@ class WorkerContext:
     seed: int
     incarnation: int = 0
     ranks: Ranks = SingleRank()
+    wake: Callable[[], None] = _nobody_waits
 
     @property
     def lane(self) -> int:

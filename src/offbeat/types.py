@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,28 @@ class Episodes:
         return Episodes, (self.returns, self.lengths)
 
 
+End = Literal["", "eos", "stop", "length", "cut", "timeout", "error"]
+"""Why a piece of a segment ended; empty where there is nothing to say."""
+
+
+class Span(NamedTuple):
+    """``size`` steps or tokens that one version made. ``rebuilt``: with a cache that was made anew there."""
+
+    version: int
+    size: int
+    rebuilt: bool = False
+
+
+class Piece(NamedTuple):
+    """One piece of a segment, such as a response: the versions that made it, in order, and why it ended.
+
+    Example: ``Piece((Span(7, 91), Span(8, 140)), "eos")``.
+    """
+
+    spans: tuple[Span, ...]
+    end: End = ""
+
+
 class RemoteData(ABC):
     """Data of a segment that lies on another machine: what a runtime may put into ``Segment.data``."""
 
@@ -87,7 +109,9 @@ class Segment:
     ``data`` is a mapping of arrays for offbeat's own algorithms and any object for a user's function.
     ``versions`` holds the version behind each step or token (one entry when all are the same);
     staleness counts from the oldest. ``units`` counts what is in it, by named unit; ``steps_by_env`` the
-    steps of each environment of its collector, where it says so.
+    steps of each environment of its collector, where it says so. ``pieces`` say which version made how much
+    of it, where weights may change in the middle: a replay repeats it from them. ``drop`` is the reason why
+    it is not worth training; it is then counted and thrown away.
     Arrays in ``data`` may be views of shared memory that is reused once the segment was trained:
     copy what must live longer.
 
@@ -100,17 +124,18 @@ class Segment:
     units: Mapping[str, int] = field(default_factory=dict)
     episodes: Episodes = Episodes()
     collect_s: float = 0.0
-    partial: bool = False
     steps_by_env: tuple[int, ...] = ()
+    pieces: tuple[Piece, ...] = ()
+    drop: str = ""
 
     def __reduce__(self) -> tuple[type[Segment], tuple[Any, ...]]:
         parts = (self.ticket, self.data, self.versions, self.units, self.episodes)
-        return Segment, (*parts, self.collect_s, self.partial, self.steps_by_env)
+        return Segment, (*parts, self.collect_s, self.steps_by_env, self.pieces, self.drop)
 
     def timed(self, collect_s: float) -> Segment:
         """Return this segment with the seconds that it took."""
         parts = (self.ticket, self.data, self.versions, self.units, self.episodes)
-        return Segment(*parts, collect_s, self.partial, self.steps_by_env)
+        return Segment(*parts, collect_s, self.steps_by_env, self.pieces, self.drop)
 
     @property
     def num_steps(self) -> int:
@@ -130,15 +155,17 @@ class Segment:
 class Progress:
     """Result of one piece of a collector's work.
 
-    ``idle``: there is nothing to compute until a ticket comes or something outside of the collector
-    happens; while it holds tickets, ``advance`` is called again within 20 ms. ``units`` counts what was
-    collected in this piece, such as ``env_steps``.
+    ``idle``: there is nothing to compute until a ticket comes, or ``context.wake()`` is called; while it
+    holds tickets, ``advance`` is called again within a second all the same. ``units`` counts what was
+    collected in this piece, such as ``tokens``. ``needs`` is for tickets with a script: the version without
+    which none of its tickets can continue.
     """
 
     segments: Sequence[Segment] = ()
     busy_s: float = 0.0
     units: Mapping[str, int] = field(default_factory=dict)
     idle: bool = False
+    needs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

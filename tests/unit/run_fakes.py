@@ -33,7 +33,7 @@ from offbeat.roles import PerWorker
 from offbeat.run.driver import Driver, StartPoint
 from offbeat.run.observers import attach
 from offbeat.runtime.spec import CollectorState, RunSpec
-from offbeat.types import Batch, Segment, StateTree, Ticket
+from offbeat.types import Batch, Piece, Segment, StateTree, Ticket
 
 ALL_EVENTS = tuple(
     kind for kind in vars(pacing_events).values() if isinstance(kind, type) and hasattr(kind, "__slots__")
@@ -90,7 +90,20 @@ class FakeRuntime:
         self.calls.append(("kill_collector", index, reason))
         self.events.append(CollectorDown(index, reason))
 
-    def collect(self, ticket: Ticket) -> None:
+    def end_collector(self, index: int) -> None:
+        self.calls.append(("end_collector", index))
+
+    def cut(self, tickets: Sequence[Ticket]) -> None:
+        self.calls.append(("cut", tuple(ticket.number for ticket in tickets)))
+
+    def ask_work(self) -> Sequence[int]:
+        self.calls.append(("ask_work",))
+        return ()
+
+    def working_s(self, index: int) -> float | None:
+        return None
+
+    def collect(self, ticket: Ticket, begun: StateTree | None = None, script: tuple[Piece, ...] = ()) -> None:
         self.calls.append(("collect", ticket.number))
         data = {"x": np.array([float(ticket.number)])}
         segment = Segment(ticket, data, np.array([ticket.version]), {"env_steps": 1})

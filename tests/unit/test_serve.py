@@ -10,12 +10,20 @@ import numpy as np
 import pytest
 
 from offbeat.errors import EnvError
-from offbeat.pacing.events import CollectorDown, CollectorUp, SegmentArrived
+from offbeat.pacing.events import (
+    CollectorDown,
+    CollectorUp,
+    CollectorWaits,
+    CollectorWorked,
+    OpenWork,
+    SegmentArrived,
+)
 from offbeat.roles import Collector, PerWorker, WorkerContext
 from offbeat.runtime.adapting import as_collector
+from offbeat.runtime.messages import Accept, CutTickets, GiveWork
 from offbeat.runtime.serve import CollectorServer, SyncTimeout, serve, start
 from offbeat.runtime.spec import Assignment
-from offbeat.types import Progress, Segment, Ticket
+from offbeat.types import Piece, Progress, Segment, Span, Ticket
 
 
 def ticket(number: int, version: int = 0) -> Ticket:
@@ -68,10 +76,10 @@ def test_collector_of_several_tickets_keeps_its_own_order() -> None:
     server, posted = server_of(pairs)
     server.step()
     assert pairs.turns == 0, "without a ticket there is nothing to do"
-    server.accept(ticket(0, version=1))
+    server.take(Accept(ticket(0, version=1)))
     server.step()
     assert server.poll_timeout_s and not posted, "it holds a ticket, and waits for another one"
-    server.accept(ticket(1, version=2))
+    server.take(Accept(ticket(1, version=2)))
     assert server.poll_timeout_s == 0.0
     server.step()
     assert [event.segment.ticket.number for event in posted] == [0, 1]
@@ -83,8 +91,8 @@ def test_collector_of_several_tickets_keeps_its_own_order() -> None:
 def test_function_collects_one_segment_per_step_with_the_newest_weights() -> None:
     newest = [3]
     server, posted = server_of(lambda t, weights: (t.version, weights["v"]), lambda least: newest[0])
-    server.accept(ticket(0, version=3))
-    server.accept(ticket(1, version=3))
+    server.take(Accept(ticket(0, version=3)))
+    server.take(Accept(ticket(1, version=3)))
     server.step()
     newest[0] = 5
     server.step()
@@ -104,22 +112,22 @@ def raise_env_error(t: Ticket, weights: Any) -> None:
 
 def test_exception_ends_the_collector_and_names_the_ticket() -> None:
     server, posted = server_of(raise_value_error)
-    server.accept(ticket(4))
-    server.accept(ticket(5))
+    server.take(Accept(ticket(4)))
+    server.take(Accept(ticket(5)))
     server.step()
     (down,) = posted
     assert down.collector == 1 and down.raised
     assert down.reason.startswith("collector 1 raised in ticket 4:\nTraceback")
     assert down.reason.endswith("ValueError: no such level")
     assert server.is_over and server.poll_timeout_s is None
-    server.accept(ticket(6))
+    server.take(Accept(ticket(6)))
     server.step()
     assert len(posted) == 1
 
 
 def test_errors_for_users_are_told_without_a_traceback() -> None:
     server, posted = server_of(raise_env_error)
-    server.accept(ticket(4))
+    server.take(Accept(ticket(4)))
     server.step()
     assert posted[0].reason == "collector 1 raised in ticket 4:\nthe environment broke its contract"
 
@@ -129,7 +137,7 @@ def test_weights_that_do_not_come_cost_the_collector() -> None:
         raise SyncTimeout(f"weights of version {at_least} did not arrive")
 
     server, posted = server_of(Pairs(), late)
-    server.accept(ticket(0, version=2))
+    server.take(Accept(ticket(0, version=2)))
     server.step()
     assert posted == [CollectorDown(1, "weights of version 2 did not arrive", raised=False)]
 
@@ -141,7 +149,7 @@ def test_segment_for_a_ticket_that_is_not_held_ends_the_collector(answers: tuple
             return Progress([Segment(ticket(number), None, np.array([0])) for number in answers])
 
     server, posted = server_of(Confused())
-    server.accept(ticket(4))
+    server.take(Accept(ticket(4)))
     server.step()
     *_, down = posted
     assert [event.segment.ticket.number for event in posted[:-1]] == list(answers[:-1])
@@ -160,7 +168,8 @@ class Scripted:
 
     def receive(self, timeout_s: float | None) -> Any:
         self.timeouts.append(timeout_s)
-        return self.script.popleft()
+        found = self.script.popleft()
+        return None if found is None else [Accept(one) for one in found]
 
 
 def test_loop_blocks_only_when_there_is_nothing_to_do() -> None:
@@ -175,12 +184,116 @@ def test_loop_blocks_only_when_there_is_nothing_to_do() -> None:
     assert [event.segment.data for event in posted if isinstance(event, SegmentArrived)] == [0, 1, 2]
 
 
-def test_loop_comes_back_to_a_collector_that_waits_while_it_holds_a_ticket() -> None:
+def test_loop_blocks_while_a_collector_waits_for_something_outside() -> None:
     server, _ = server_of(Pairs())
-    inbox = Scripted([ticket(0)], *[[]] * 6, [ticket(1)], [ticket(2)], [], None)
+    inbox = Scripted([ticket(0)], *[[]] * 3, [ticket(1)], [ticket(2)], [], None)
     serve(server, inbox)
-    assert inbox.timeouts[:8] == [None, 0.001, 0.002, 0.004, 0.008, 0.016, 0.02, 0.02]
-    assert inbox.timeouts[8:] == [None, 0.001, 0.002], "a ticket brings the short times back"
+    assert inbox.timeouts == [None, 1.0, 1.0, 1.0, 1.0, None, 1.0, 1.0]
+
+
+class Recorded:
+    """Repeats tickets whose next span has version 3."""
+
+    capacity = 8
+
+    def __init__(self) -> None:
+        self.version = -1
+        self.tickets: list[Ticket] = []
+        self.log: list[Any] = []
+
+    def accept(self, ticket: Ticket, begun: Any = None, script: Sequence[Piece] = ()) -> None:
+        self.log.append(("accept", ticket.number, begun, script))
+        self.tickets.append(ticket)
+
+    def load(self, version: int, weights: Any) -> None:
+        self.log.append(("load", version))
+        self.version = version
+
+    def advance(self) -> Progress:
+        if self.version < 3:
+            return Progress(idle=True, needs=3)
+        done, self.tickets = self.tickets, []
+        return Progress([Segment(one, {}, np.array([3])) for one in done], busy_s=0.25)
+
+    def cut(self, tickets: Sequence[int]) -> None:
+        self.log.append(("cut", list(tickets)))
+
+    def open_work(self) -> dict[int, Any]:
+        return {one.number: {"version": self.version} for one in self.tickets}
+
+    def state_dict(self) -> Any:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        raise NotImplementedError
+
+
+def test_recorded_tickets_wait_for_their_version_and_say_so_once() -> None:
+    newest = [1]
+    recorded = Recorded()
+    server, posted = server_of(recorded, lambda least: newest[0])
+    script = (Piece((Span(3, 5),), "eos"),)
+    server.take(Accept(ticket(0), {"begun": 1}, script))
+    for newest[0] in (1, 1, 2):
+        server.step()
+    assert posted == [CollectorWaits(1, 3, (0,))]
+    assert server.poll_timeout_s == 0.004, "weights come without a message"
+    newest[0] = 3
+    server.step()
+    assert [event.segment.ticket.number for event in posted[1:]] == [0]
+    assert recorded.log == [("load", 1), ("accept", 0, {"begun": 1}, script), ("load", 2), ("load", 3)]
+
+
+def test_wide_collector_cuts_what_it_holds_and_gives_its_work() -> None:
+    recorded = Recorded()
+    server, posted = server_of(recorded)
+    server.take(Accept(ticket(0)))
+    server.take(Accept(ticket(1)))
+    server.take(CutTickets((7,)))
+    assert recorded.log == [], "nothing that it holds"
+    server.take(CutTickets((1, 7)))
+    assert recorded.log[-1] == ("cut", [1]), "after it was accepted"
+    server.take(GiveWork())
+    assert posted == [OpenWork(1, {0: {"version": 0}, 1: {"version": 0}})]
+
+
+def test_serial_collector_has_no_open_work() -> None:
+    server, posted = server_of(lambda ticket, weights: 1)
+    server.take(GiveWork())
+    assert posted == [OpenWork(1, {})]
+
+
+def test_busy_time_is_reported_with_segments_or_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr("offbeat.runtime.serve.time.monotonic", lambda: now_s[0])
+    recorded = Recorded()
+    server, posted = server_of(recorded, lambda least: 3)
+    recorded.advance = lambda: Progress(busy_s=0.25, units={"tokens": 2})  # type: ignore[method-assign]
+    server.take(Accept(ticket(0)))
+    for _ in range(3):
+        now_s[0] += 0.4
+        server.step()
+    assert posted == [CollectorWorked(1, 0.75, {"tokens": 6})]
+    del recorded.advance  # type: ignore[attr-defined]
+    server.step()
+    assert [event.busy_s for event in posted[1:]] == [0.25]
+
+
+def test_time_of_the_piece_at_hand_and_a_changed_capacity_can_be_seen() -> None:
+    seen: list[bool] = []
+    recorded = Recorded()
+    server, posted = server_of(recorded, lambda least: 3)
+
+    def advance() -> Progress:
+        seen.append(server.since[0] > 0)
+        recorded.capacity = 5
+        return Progress()
+
+    recorded.advance = advance  # type: ignore[method-assign]
+    server.take(Accept(ticket(0)))
+    server.step()
+    assert seen == [True] and server.since[0] == 0
+    assert posted == [CollectorUp(1, 5)]
 
 
 def test_collector_that_cannot_be_made_is_told() -> None:
@@ -204,10 +317,10 @@ def test_everything_that_collects_becomes_a_collector(made: Any) -> None:
 def test_the_time_to_take_the_state_is_told_once_for_all_segments_of_a_piece(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("offbeat.runtime.serve.perf_counter", iter((1.0, 1.5, 2.0, 4.0)).__next__)
+    monkeypatch.setattr("offbeat.runtime.serve.time.perf_counter", iter((2.0, 4.0)).__next__)
     server, posted = server_of(Pairs())
-    server.accept(ticket(0))
+    server.take(Accept(ticket(0)))
     server.step()
-    server.accept(ticket(1))
+    server.take(Accept(ticket(1)))
     server.step()
     assert [(event.state_s, event.state) for event in posted] == [(2.0, {"turns": 2}), (0.0, {"turns": 2})]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from offbeat.runtime import wire
+from offbeat.runtime.messages import Accept
 from offbeat.runtime.shared import Address, Block
 from offbeat.runtime.wire import (
     DOWN,
@@ -25,7 +26,7 @@ from offbeat.runtime.wire import (
     pack_ticket,
     pack_weights,
 )
-from offbeat.types import ArraySpec, Episodes, Segment, Ticket
+from offbeat.types import ArraySpec, Episodes, Piece, Segment, Span, Ticket
 
 SPECS = {"x": ArraySpec((3,), "float64"), "done": ArraySpec((5,), "bool")}
 TICKET_7 = Ticket(7, 2, 3, 4, seed=(1 << 63) - 1, attempt=1)
@@ -55,7 +56,7 @@ def segment_of(ticket: Ticket, data: Any, **fields: Any) -> Segment:
 def test_records_to_a_worker_come_out_as_they_went_in(pipe: tuple[int, int]) -> None:
     os.write(pipe[1], pack_weights(Address(10, 11, 12, 13)) + pack_ticket(TICKET_7))
     worker = WorkerInput(pipe[0], TICKET_7.collector)
-    assert worker.receive(None) == [TICKET_7]
+    assert worker.receive(None) == [Accept(TICKET_7)]
     assert worker.weights == Address(10, 11, 12, 13)
 
 
@@ -103,11 +104,12 @@ def test_segment_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_segment_has_the_version_it_was_made_with() -> None:
     writer, reader = SegmentWriter(None), SegmentReader(os.getpid(), None)
     newer = Ticket(7, 2, version=5, deadline=4, seed=1, attempt=1)
-    mixed = Segment(newer, {"a": 1}, np.array([4, 5, 5]), {"tokens": 3}, partial=True)
+    pieces = (Piece((Span(4, 1), Span(5, 2)), "eos"),)
+    mixed = Segment(newer, {"a": 1}, np.array([4, 5, 5]), {"tokens": 3}, pieces=pieces)
     segment, _, _ = reader.read(decode(writer.write(mixed, None)), Ticket(7, 2, 3, 4, 1, 1))
     assert segment.ticket == newer
     assert list(segment.versions) == [4, 5, 5]
-    assert segment.partial
+    assert segment.pieces == pieces
     assert segment.data == {"a": 1}
 
 

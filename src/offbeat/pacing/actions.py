@@ -8,14 +8,29 @@ from typing import Any, Protocol
 
 from offbeat.pacing.events import Event
 from offbeat.pacing.ledger import Counts
-from offbeat.types import Ticket
+from offbeat.types import Piece, Ticket
 
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """Collect this ticket on its collector."""
+    """Collect this ticket on its collector; ``script``: the pieces of a recorded segment, to be repeated."""
 
     ticket: Ticket
+    script: tuple[Piece, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Ask collectors to end these running tickets with what they have: they hold a round up."""
+
+    tickets: tuple[Ticket, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """End a collector that was asked to leave and holds no ticket any more."""
+
+    collector: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +80,7 @@ class Finish:
     failed: bool = False
 
 
-Action = Issue | Train | Publish | Evaluate | Checkpoint | Renew | Finish
+Action = Issue | Cut | Retire | Train | Publish | Evaluate | Checkpoint | Renew | Finish
 
 
 class Pace(Protocol):

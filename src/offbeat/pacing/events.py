@@ -48,6 +48,42 @@ class CollectorDown:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectorLeft:
+    """A collector that was asked to leave holds no ticket any more and has ended."""
+
+    collector: int
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorWorked:
+    """A collector was at work for ``busy_s`` since its last report; at most one report a second.
+
+    ``units`` counts what it made meanwhile, such as ``tokens``.
+    """
+
+    collector: int
+    busy_s: float
+    units: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorWaits:
+    """All open tickets of a collector have scripts that continue with ``version`` or a newer one."""
+
+    collector: int
+    version: int
+    tickets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWork:
+    """A collector's answer to the question for its begun work, by ticket."""
+
+    collector: int
+    work: Mapping[int, StateTree]
+
+
+@dataclass(frozen=True, slots=True)
 class Issued:
     """A ticket was issued to its collector."""
 
@@ -59,13 +95,15 @@ class SegmentArrived:
     """A ticket's segment is in the store.
 
     ``num_bytes`` is the memory it takes there; ``state`` is the collector's state after it, None when it
-    cannot be saved, and ``state_s`` the seconds that taking and sending it took.
+    cannot be saved, and ``state_s`` the seconds that taking and sending it took. ``busy_s`` is the time that
+    the collector was at work since its last report.
     """
 
     segment: Segment
     num_bytes: int = 0
     state: StateTree | None = None
     state_s: float = 0.0
+    busy_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +277,21 @@ class GoalReached:
     reason: str
 
 
-Request = DialTurned | GatesSet | StopRequested | GoalReached
+@dataclass(frozen=True, slots=True)
+class CollectorsAdded:
+    """A request for more collectors."""
+
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorRemoved:
+    """A request that a collector leaves, once it has finished the tickets that it holds."""
+
+    collector: int
+
+
+Request = DialTurned | GatesSet | StopRequested | GoalReached | CollectorsAdded | CollectorRemoved
 
 # ---------------------------------------------------------------- the run
 
@@ -325,6 +377,10 @@ Event = (
     Started
     | CollectorUp
     | CollectorDown
+    | CollectorLeft
+    | CollectorWorked
+    | CollectorWaits
+    | OpenWork
     | Issued
     | SegmentArrived
     | SegmentDropped
@@ -341,6 +397,8 @@ Event = (
     | GatesSet
     | StopRequested
     | GoalReached
+    | CollectorsAdded
+    | CollectorRemoved
     | HealthChanged
     | Notice
     | Stalled

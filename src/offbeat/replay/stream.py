@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from offbeat.types import Episodes, RemoteData, Segment, StateTree, Ticket
+from offbeat.types import Episodes, Piece, RemoteData, Segment, Span, StateTree, Ticket
 
 
 class StreamStore:
@@ -58,8 +58,8 @@ def _to_tree(segment: Segment) -> dict[str, StateTree]:
         "units": dict(segment.units),
         "episodes": {"returns": list(segment.episodes.returns), "lengths": list(segment.episodes.lengths)},
         "collect_s": segment.collect_s,
-        "partial": segment.partial,
         "steps_by_env": list(segment.steps_by_env),
+        "pieces": [[list(map(list, piece.spans)), piece.end] for piece in segment.pieces],
     }
 
 
@@ -72,6 +72,8 @@ def _from_tree(tree: dict[str, StateTree]) -> Segment:
         units=tree["units"],
         episodes=episodes,
         collect_s=tree["collect_s"],
-        partial=tree["partial"],
         steps_by_env=tuple(tree.get("steps_by_env", ())),
+        pieces=tuple(
+            Piece(tuple(Span(*span) for span in spans), end) for spans, end in tree.get("pieces", ())
+        ),
     )

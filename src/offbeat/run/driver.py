@@ -21,17 +21,20 @@ from offbeat.observe.system import SystemMonitor
 from offbeat.pacing.actions import (
     Action,
     Checkpoint,
+    Cut,
     Evaluate,
     Finish,
     Issue,
     Pace,
     Publish,
     Renew,
+    Retire,
     Train,
 )
 from offbeat.pacing.events import (
     Broken,
     CollectorDown,
+    CollectorLeft,
     EvalDone,
     Event,
     Finished,
@@ -47,6 +50,7 @@ from offbeat.pacing.events import (
     Restarting,
     RoundTrained,
     SegmentArrived,
+    SegmentDropped,
     SnapshotTaken,
     Stalled,
     Started,
@@ -333,7 +337,7 @@ class Driver:
     def _take(self, event: Event) -> None:
         """Check an event, apply it, emit it, and react to it."""
         match event:
-            case SegmentArrived(segment):
+            case SegmentArrived(segment) if not segment.drop:
                 self._store.add(segment)
             case RoundTrained():
                 event = self._check_round(event)
@@ -351,6 +355,10 @@ class Driver:
         self.emit(event)
         if not isinstance(event, SegmentArrived):
             self._react(event, self.clock())
+        elif event.segment.drop:
+            number = event.segment.ticket.number
+            self._runtime.release([number])
+            self._take(SegmentDropped(number, event.segment.drop))
 
     def _take_request(self, request: Request) -> None:
         """Take a request, and keep the last one of each kind for restarts."""
@@ -437,9 +445,14 @@ class Driver:
     def _perform(self, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
-                case Issue(ticket):
+                case Issue(ticket, script):
                     self.emit(Issued(ticket))
-                    self._runtime.collect(ticket)
+                    self._runtime.collect(ticket, None, script)
+                case Cut(tickets):
+                    self._runtime.cut(tickets)
+                case Retire(collector):
+                    self._runtime.end_collector(collector)
+                    self._take(CollectorLeft(collector))
                 case Train(version, tickets, degree):
                     batch = Batch(version, self._store.next(tickets), degree)
                     self._await_learner("train", f"round {version}", f"training round {version}")

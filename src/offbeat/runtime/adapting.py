@@ -13,7 +13,7 @@ import numpy as np
 from offbeat.errors import ConfigError
 from offbeat.roles import Collector, InPlaceCollector, check_methods, has_state
 from offbeat.runtime.spec import Assignment
-from offbeat.types import Array, ArraySpec, Progress, Segment, StateTree, Ticket
+from offbeat.types import Array, ArraySpec, Piece, Progress, Segment, StateTree, Ticket
 
 AllocateFor = Callable[[dict[str, ArraySpec]], Callable[[], dict[str, Array]]]
 
@@ -41,7 +41,7 @@ class OneByOne:
     def _new_arrays(self) -> dict[str, Array]:
         return {name: spec.empty() for name, spec in (self.specs or {}).items()}
 
-    def accept(self, ticket: Ticket, begun: StateTree | None = None, script: Sequence[int] = ()) -> None:
+    def accept(self, ticket: Ticket, begun: StateTree | None = None, script: Sequence[Piece] = ()) -> None:
         """Queue a ticket; its work is never half done."""
         assert begun is None, "a segment that is made in one piece cannot have been begun"
         assert not script, "a segment that is made in one piece has one version"
@@ -99,12 +99,18 @@ def as_collector(made: Any) -> Collector:
     return made if isinstance(made, Collector) else OneByOne(made)
 
 
-def make_collector(assignment: Assignment[Any], allocate_for: AllocateFor | None = None) -> Collector:
+def make_collector(
+    assignment: Assignment[Any],
+    allocate_for: AllocateFor | None = None,
+    wake: Callable[[], None] | None = None,
+) -> Collector:
     """Make a collector as its assignment says, from its saved state if there is one.
 
-    ``allocate_for`` returns what makes the arrays of a segment, for a collector that writes in place.
+    ``allocate_for`` returns what makes the arrays of a segment, for a collector that writes in place;
+    ``wake`` has it advance again.
     """
-    collector = as_collector(assignment.role.make(assignment.context))
+    context = assignment.context if wake is None else replace(assignment.context, wake=wake)
+    collector = as_collector(assignment.role.make(context))
     if allocate_for is not None and isinstance(collector, OneByOne) and collector.specs is not None:
         collector.allocate = allocate_for(collector.specs)
     if assignment.state is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from offbeat.errors import OffbeatError
 from offbeat.pacing.events import Event
 from offbeat.roles import Learner, progress_to
-from offbeat.types import Batch, StateTree, Ticket
+from offbeat.types import Batch, Piece, StateTree, Ticket
 
 if TYPE_CHECKING:
     from offbeat.runtime.spec import CollectorState, RunSpec
@@ -42,8 +42,24 @@ class Runtime(Protocol):
         """End a collector that hangs or does not start; reported as `CollectorDown` with its stack."""
         ...
 
-    def collect(self, ticket: Ticket) -> None:
-        """Queue a ticket for its collector."""
+    def end_collector(self, index: int) -> None:
+        """End a collector that holds no ticket, and whose place nobody takes; without a report."""
+        ...
+
+    def collect(self, ticket: Ticket, begun: StateTree | None = None, script: tuple[Piece, ...] = ()) -> None:
+        """Queue a ticket for its collector, with begun work, or the pieces of the segment to repeat."""
+        ...
+
+    def cut(self, tickets: Sequence[Ticket]) -> None:
+        """Ask the collectors of these tickets to end them with what there is."""
+        ...
+
+    def ask_work(self) -> Sequence[int]:
+        """Ask collectors for begun work; return those that will answer with `OpenWork` if they live."""
+        ...
+
+    def working_s(self, index: int) -> float | None:
+        """Seconds since a collector began the piece of work at hand; None: between two, or down."""
         ...
 
     def train(self, batch: Batch) -> None:

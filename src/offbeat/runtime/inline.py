@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -10,9 +11,10 @@ from typing import Any
 from offbeat.pacing.events import CollectorDown, Event
 from offbeat.runtime.base import keep_progress
 from offbeat.runtime.learning import LazyEvaluator, LocalRuntime
+from offbeat.runtime.messages import Accept, CutTickets, GiveWork
 from offbeat.runtime.serve import CollectorServer, start
 from offbeat.runtime.spec import CollectorState, RunSpec
-from offbeat.types import StateTree, Ticket
+from offbeat.types import Piece, StateTree, Ticket
 
 
 class InlineRuntime(LocalRuntime):
@@ -22,7 +24,8 @@ class InlineRuntime(LocalRuntime):
         super().__init__()
         self._events: deque[Event] = deque()
         self._servers: dict[int, CollectorServer] = {}
-        self._idle: dict[int, CollectorServer] = {}  # their collectors wait for something else than tickets
+        self._open: dict[int, CollectorServer] = {}  # their collectors hold tickets
+        self._woken = threading.Event()
         self._evaluator: LazyEvaluator | None = None
 
     def start(
@@ -39,36 +42,56 @@ class InlineRuntime(LocalRuntime):
 
     def start_collector(self, index: int, state: CollectorState) -> None:
         """Make a collector."""
-        self._idle.pop(index, None)
+        self._open.pop(index, None)
         assignment = self._spec.collector(index, state)
-        server = start(assignment, self._newest, self._events.append)
+        server = start(assignment, self._newest, self._events.append, wake=self._woken.set)
         if server is not None:
             self._servers[index] = server
+
+    def end_collector(self, index: int) -> None:
+        """Forget a collector that holds no ticket."""
+        self._servers.pop(index, None)
 
     def kill_collector(self, index: int, reason: str) -> None:
         """Forget a collector."""
         server = self._servers.pop(index, None)
-        self._idle.pop(index, None)
+        self._open.pop(index, None)
         if server is not None and not server.is_over:  # otherwise its `CollectorDown` is on the way
             self._events.append(CollectorDown(index, reason))
 
-    def collect(self, ticket: Ticket) -> None:
-        """Collect now."""
+    def collect(self, ticket: Ticket, begun: StateTree | None = None, script: tuple[Piece, ...] = ()) -> None:
+        """Collect now, with a collector of one ticket; others work whenever the driver waits."""
         server = self._servers.get(ticket.collector)
         if server is None:  # it raised, and its `CollectorDown` is on the way: the ticket is lost with it
             return
-        server.accept(ticket)
-        self._advance(ticket.collector, server)
-
-    def _advance(self, index: int, server: CollectorServer) -> None:
-        while server.poll_timeout_s == 0.0:
+        server.take(Accept(ticket, begun, script))
+        while server.poll_timeout_s == 0.0 and not server.is_wide:
             server.step()
+        self._look_at(ticket.collector, server)
+
+    def cut(self, tickets: Sequence[Ticket]) -> None:
+        """Tell the collectors."""
+        for index in {ticket.collector for ticket in tickets} & self._servers.keys():
+            held = tuple(ticket.number for ticket in tickets if ticket.collector == index)
+            self._servers[index].take(CutTickets(held))
+
+    def ask_work(self) -> Sequence[int]:
+        """Have the answers reported at once."""
+        for server in self._servers.values():
+            server.take(GiveWork())
+        return tuple(self._servers)
+
+    def working_s(self, index: int) -> None:
+        """Return None: nothing works while the driver looks."""
+
+    def _look_at(self, index: int, server: CollectorServer) -> None:
+        """Note whether a collector still holds tickets, and forget one that raised."""
         if server.poll_timeout_s is not None:
-            self._idle[index] = server
+            self._open[index] = server
         else:
-            self._idle.pop(index, None)
+            self._open.pop(index, None)
         if server.is_over:
-            del self._servers[index]
+            self._servers.pop(index, None)
 
     def release(self, tickets: Sequence[int]) -> None:
         """Nothing to free: segments go by reference."""
@@ -87,17 +110,20 @@ class InlineRuntime(LocalRuntime):
         """Nothing to do: an evaluation is over before its time-out could be noticed."""
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """Return what happened; with nothing to do, wait for the clock."""
+        """Let collectors of many tickets work in turns until something happens; else wait for the clock."""
         give_up_s = time.monotonic() + timeout_s
         while True:
-            for index, server in list(self._idle.items()):
+            self._woken.clear()
+            for index, server in list(self._open.items()):
                 server.step()
-                self._advance(index, server)
+                self._look_at(index, server)
             left_s = give_up_s - time.monotonic()
             if self._events or left_s <= 0.0:
                 return [self._events.popleft() for _ in range(len(self._events))]
-            timeouts = (server.poll_timeout_s for server in self._idle.values())
-            time.sleep(min([left_s, *(one_s for one_s in timeouts if one_s is not None)]))
+            timeouts = (server.poll_timeout_s for server in self._open.values())
+            pause_s = min([left_s, *(one_s for one_s in timeouts if one_s is not None)])
+            if pause_s > 0.0:
+                self._woken.wait(pause_s)
 
     def close(self, at_once: bool = False) -> None:
         """Drop the roles."""

@@ -46,7 +46,7 @@ from offbeat.runtime.wire import (
     pack_ticket,
     pack_weights,
 )
-from offbeat.types import ArraySpec, StateTree, Ticket
+from offbeat.types import ArraySpec, Piece, StateTree, Ticket
 
 _CLOSE_TIMEOUT_S = 5.0
 _MANY_FILES = 1 << 16
@@ -193,7 +193,22 @@ class ProcessRuntime(LocalRuntime):
 
     # ------------------------------------------------------------ actions
 
-    def collect(self, ticket: Ticket) -> None:
+    def end_collector(self, index: int) -> None:
+        """End a collector that holds no ticket."""
+        self._remove(self._collectors[index])
+
+    def cut(self, tickets: Sequence[Ticket]) -> None:
+        """Not yet."""
+
+    def ask_work(self) -> Sequence[int]:
+        """Not yet."""
+        return ()
+
+    def working_s(self, index: int) -> float | None:
+        """Not yet."""
+        return None
+
+    def collect(self, ticket: Ticket, begun: StateTree | None = None, script: tuple[Piece, ...] = ()) -> None:
         """Send the ticket to its collector, behind those that are there."""
         collector = self._collectors.get(ticket.collector)
         if collector is None:  # it died and its `CollectorDown` is on the way: the ticket is lost with it

@@ -76,7 +76,7 @@ from offbeat.runtime.ray_refs import (
 )
 from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.runtime.supervision import Pulse, process_state
-from offbeat.types import Batch, StateTree, Ticket
+from offbeat.types import Batch, Piece, StateTree, Ticket
 
 _TICKETS_AHEAD = 2
 _RANK_WAITS = 3  # for the ranks to be there, to meet, and to make the learner
@@ -251,7 +251,22 @@ class RayRuntime:
 
     # ------------------------------------------------------------ collecting
 
-    def collect(self, ticket: Ticket) -> None:
+    def end_collector(self, index: int) -> None:
+        """End a collector that holds no ticket."""
+        self._end(self._collectors.pop(index).actor)
+
+    def cut(self, tickets: Sequence[Ticket]) -> None:
+        """Not yet."""
+
+    def ask_work(self) -> Sequence[int]:
+        """Not yet."""
+        return ()
+
+    def working_s(self, index: int) -> float | None:
+        """Not yet."""
+        return None
+
+    def collect(self, ticket: Ticket, begun: StateTree | None = None, script: tuple[Piece, ...] = ()) -> None:
         """Line the ticket up for its collector."""
         collector = self._collectors.get(ticket.collector)
         if collector is None:  # it died and its `CollectorDown` is on the way: the ticket is lost with it

@@ -30,6 +30,7 @@ from offbeat.roles import Evaluator
 from offbeat.runtime.adapting import make_collector
 from offbeat.runtime.base import describe, thread_stacks
 from offbeat.runtime.learning import LazyEvaluator, LearnerExecutor
+from offbeat.runtime.messages import Accept
 from offbeat.runtime.ray_placement import Placement
 from offbeat.runtime.serve import CollectorServer, SyncTimeout, serve
 from offbeat.runtime.shared import checksum, pack_object, unpack_object
@@ -225,7 +226,7 @@ class CollectorActor(Actor):
     def accept(self, ticket: Ticket, sent: Sequence[Any]) -> None:
         """Hand a ticket to the collector, with weights that are newer than those before."""
         self._sent.extend(sent)
-        self._inbox.tickets.put(ticket)
+        self._inbox.send(Accept(ticket))
 
     def collect(self) -> tuple[bytes, Any]:
         """Return the event of the next segment without its data, and the data, which stays where it is.

@@ -2,62 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, MutableSequence
 from functools import partial
-from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from offbeat.errors import CollectError
-from offbeat.pacing.events import CollectorDown, CollectorUp, SegmentArrived
-from offbeat.roles import Collector
+from offbeat.pacing.events import (
+    CollectorDown,
+    CollectorUp,
+    CollectorWaits,
+    CollectorWorked,
+    OpenWork,
+    SegmentArrived,
+)
+from offbeat.roles import Collector, WideCollector
 from offbeat.runtime.adapting import AllocateFor, make_collector
 from offbeat.runtime.base import describe
+from offbeat.runtime.messages import Accept, CutTickets, GiveWork, Inbox, Message
 from offbeat.runtime.spec import Assignment
-from offbeat.types import Ticket
+from offbeat.types import Progress
 
-Post = Callable[[CollectorUp | CollectorDown | SegmentArrived], None]
+Report = CollectorUp | CollectorDown | CollectorWaits | CollectorWorked | OpenWork | SegmentArrived
+Post = Callable[[Report], None]
 Newest = Callable[[int], tuple[int, Any]]
 """Returns the newest weights and their version, which is the given one at least; may raise `SyncTimeout`."""
 
 _SHORT_S, _LONG_S = 0.001, 0.02
+_REPORT_S = 1.0
 
 
 class SyncTimeout(Exception):
     """Weights of the wanted version did not come in time."""
 
 
-class Inbox(Protocol):
-    """Tickets on their way to a collector."""
-
-    def receive(self, timeout_s: float | None) -> Sequence[Ticket] | None:
-        """Return the tickets that have come, after waiting this long for one (None: no limit); None: stop."""
-        ...
-
-
 class CollectorServer:
     """A collector with its tickets and weights; posts segments, with the state after them.
 
-    ``poll_timeout_s`` is the time until the next step is due, unless a ticket comes: 0 while there is work; a
-    little longer each time while the collector waits for something outside; None while it holds no ticket.
+    ``poll_timeout_s`` is the time until the next step is due, unless a message comes or somebody wakes it: 0
+    while there is work, None while the collector holds no ticket. ``since`` is one number: when the piece of
+    work at hand began, in nanoseconds of the monotonic clock, 0 between two pieces.
     The first exception is posted as the collector's end: all of its other tickets are lost with it.
     """
 
-    def __init__(self, index: int, collector: Collector, newest: Newest, post: Post) -> None:
+    def __init__(
+        self,
+        index: int,
+        collector: Collector,
+        newest: Newest,
+        post: Post,
+        since: MutableSequence[int] | None = None,
+    ) -> None:
         self.is_over = False
         self.poll_timeout_s: float | None = None
+        self.since: MutableSequence[int] = [0] if since is None else since
         self._index, self._collector = index, collector
         self._newest, self._post = newest, post
         self._open: dict[int, None] = {}  # numbers of tickets whose segments are not posted, in order
+        self._queue: list[Accept] = []
         self._at_least = -1
         self._loaded: int | None = None
+        self._capacity = collector.capacity
+        self._busy_s = 0.0  # since the last report
+        self._units: Counter[str] = Counter()
+        self._reported_s = time.monotonic()
+        self._waits: CollectorWaits | None = None
 
-    def accept(self, ticket: Ticket) -> None:
-        """Hand a ticket to the collector."""
-        if not self.is_over:
-            self._open[ticket.number] = None
-            self._at_least = max(self._at_least, ticket.version)
-            self.poll_timeout_s = 0.0
-            self._attempt(partial(self._collector.accept, ticket), ticket.number)
+    @property
+    def is_wide(self) -> bool:
+        """True when it may hold several tickets."""
+        return self._capacity > 1 or isinstance(self._collector, WideCollector)
+
+    def take(self, message: Message) -> None:
+        """Take a message; tickets reach the collector with the next step, after new weights."""
+        if self.is_over:
+            return
+        match message:
+            case Accept(ticket):
+                self._open[ticket.number] = None
+                self._queue.append(message)
+                self._at_least = max(self._at_least, ticket.version)
+                self.poll_timeout_s = 0.0
+            case CutTickets(tickets):
+                held = [number for number in tickets if number in self._open]
+                if held and isinstance(self._collector, WideCollector):
+                    self._hand_over()
+                    self._attempt(partial(self._collector.cut, held), held[0])
+                    self.poll_timeout_s = 0.0
+            case GiveWork():
+                self._attempt(self._give_work, next(iter(self._open), -1))
 
     def step(self) -> None:
         """Do one piece of the work that there is, with the newest weights."""
@@ -69,52 +103,106 @@ class CollectorServer:
         try:
             work()
         except Exception as error:
-            self.is_over, self.poll_timeout_s = True, None
+            self.is_over, self.poll_timeout_s, self.since[0] = True, None, 0
             is_late = isinstance(error, SyncTimeout)
             text = f"collector {self._index} raised in ticket {ticket}:\n{describe(error)}"
             self._post(CollectorDown(self._index, str(error) if is_late else text, raised=not is_late))
 
-    def _advance(self) -> None:
+    def _hand_over(self) -> None:
+        """Load new weights, then hand over the tickets that have come."""
         version, weights = self._newest(self._at_least)
         if version != self._loaded:
             self._collector.load(version, weights)
             self._loaded = version
+        for ticket, begun, script in self._queue:
+            self._collector.accept(ticket, begun, script)
+        self._queue.clear()
+
+    def _give_work(self) -> None:
+        self._hand_over()
+        wide = self._collector if isinstance(self._collector, WideCollector) else None
+        self._post(OpenWork(self._index, {} if wide is None else wide.open_work()))
+
+    def _advance(self) -> None:
+        began_s = time.monotonic()
+        self.since[0] = int(began_s * 1e9)
+        self._hand_over()
         progress = self._collector.advance()
-        began_s = perf_counter()
-        state = self._collector.state_dict() if progress.segments else None
-        state_s = perf_counter() - began_s  # once for all segments of this piece
+        self.since[0], now_s = 0, time.monotonic()
+        self._busy_s += progress.busy_s or (0.0 if progress.idle else now_s - began_s)
+        self._units.update(progress.units)
+        if progress.segments:
+            self._post_segments(progress)
+        elif now_s - self._reported_s >= _REPORT_S:
+            self._post(CollectorWorked(self._index, *self._worked()))
+        if self._collector.capacity != self._capacity:
+            self._capacity = self._collector.capacity
+            self._post(CollectorUp(self._index, self._capacity))
+        self._plan_next(progress)
+
+    def _post_segments(self, progress: Progress) -> None:
+        began_s = time.perf_counter()
+        state = self._collector.state_dict()
+        state_s = time.perf_counter() - began_s  # once for all segments of this piece
+        busy_s, _ = self._worked()
         for segment in progress.segments:
             if (number := segment.ticket.number) not in self._open:
                 fix = "which it does not hold: return one segment for each ticket"
                 raise CollectError(f"it made a segment for ticket {number}, {fix}")
-            self._post(SegmentArrived(segment, 0, state, state_s))
-            state_s = 0.0
+            self._post(SegmentArrived(segment, 0, state, state_s, busy_s))
+            state_s = busy_s = 0.0
             del self._open[number]
-        if progress.idle and self._open:
-            self.poll_timeout_s = min(max(_SHORT_S, 2.0 * (self.poll_timeout_s or 0.0)), _LONG_S)
-        else:
+
+    def _worked(self) -> tuple[float, dict[str, int]]:
+        """Return the busy time and the units since the last report, which this is."""
+        worked = self._busy_s, dict(self._units)
+        self._busy_s, self._reported_s = 0.0, time.monotonic()
+        self._units.clear()
+        return worked
+
+    def _plan_next(self, progress: Progress) -> None:
+        if not (progress.idle and self._open):
             self.poll_timeout_s = 0.0 if self._open else None
+        elif progress.needs is None:
+            self.poll_timeout_s = _REPORT_S
+        else:  # weights come without a message
+            self.poll_timeout_s = min(max(_SHORT_S, 2.0 * (self.poll_timeout_s or 0.0)), _LONG_S)
+            waits = CollectorWaits(self._index, progress.needs, tuple(self._open))
+            if waits != self._waits:
+                self._waits = waits
+                self._post(waits)
+
+
+def seconds_since(began_ns: int) -> float | None:
+    """Return the seconds since a piece of work began (see ``CollectorServer.since``); None between two."""
+    return None if began_ns == 0 else max(0.0, time.monotonic() - began_ns / 1e9)
 
 
 def start(
-    assignment: Assignment[Any], newest: Newest, post: Post, allocate_for: AllocateFor | None = None
+    assignment: Assignment[Any],
+    newest: Newest,
+    post: Post,
+    allocate_for: AllocateFor | None = None,
+    *,
+    wake: Callable[[], None] | None = None,
+    since: MutableSequence[int] | None = None,
 ) -> CollectorServer | None:
     """Make a collector and its server; post that it is up, or what it raised (None)."""
     index = assignment.context.collector
     try:
-        collector = make_collector(assignment, allocate_for)
+        collector = make_collector(assignment, allocate_for, wake)
         up = CollectorUp(index, collector.capacity)
     except Exception as error:
         text = f"collector {index} raised while starting:\n{describe(error)}"
         post(CollectorDown(index, text, raised=True))
         return None
     post(up)
-    return CollectorServer(index, collector, newest, post)
+    return CollectorServer(index, collector, newest, post, since)
 
 
 def serve(server: CollectorServer, inbox: Inbox) -> None:
     """Run a collector until its inbox says stop or it raises."""
-    while not server.is_over and (tickets := inbox.receive(server.poll_timeout_s)) is not None:
-        for ticket in tickets:
-            server.accept(ticket)
+    while not server.is_over and (messages := inbox.receive(server.poll_timeout_s)) is not None:
+        for message in messages:
+            server.take(message)
         server.step()

@@ -14,33 +14,47 @@ from offbeat.errors import OffbeatError, StallError
 from offbeat.pacing.events import Broken, EvalDone, Event
 from offbeat.runtime.base import keep_progress
 from offbeat.runtime.learning import JobThread, LazyEvaluator, LocalRuntime
-from offbeat.runtime.serve import serve, start
+from offbeat.runtime.messages import Accept, CutTickets, GiveWork, Message
+from offbeat.runtime.serve import seconds_since, serve, start
 from offbeat.runtime.spec import CollectorState, RunSpec
-from offbeat.types import StateTree, Ticket
+from offbeat.types import Piece, StateTree, Ticket
 
 _CLOSE_TIMEOUT_S = 2.0
 _LEARNER_TIMEOUT_S = 5.0
 
 
 class QueueInbox:
-    """Tickets on their way to another thread; None stops it."""
+    """Messages on their way to another thread."""
 
     def __init__(self) -> None:
-        self.tickets: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None: wake up
         self._is_closed = False
+        self.since = [0]  # see `CollectorServer`
 
     def close(self) -> None:
         """Stop the reader after what it is doing now, whatever waits."""
         self._is_closed = True
-        self.tickets.put(None)
+        self._messages.put(None)
 
-    def receive(self, timeout_s: float | None) -> Sequence[Ticket] | None:
-        """Return the next ticket if one comes in time."""
+    def send(self, message: Message) -> None:
+        """Put a message at the end of the line."""
+        self._messages.put(message)
+
+    def wake(self) -> None:
+        """Have the reader look at its collector."""
+        self._messages.put(None)
+
+    def receive(self, timeout_s: float | None) -> Sequence[Message] | None:
+        """Return all messages that have come, as soon as there is one or the reader is woken up."""
+        found: list[Message] = []
         try:
-            ticket = self.tickets.get(timeout=timeout_s)
+            message = self._messages.get(timeout_s != 0.0, timeout_s)
+            while True:
+                if message is not None:
+                    found.append(message)
+                message = self._messages.get_nowait()
         except queue.Empty:
-            return ()
-        return None if ticket is None or self._is_closed else (ticket,)
+            return None if self._is_closed else found
 
 
 class ThreadRuntime(LocalRuntime):
@@ -79,7 +93,7 @@ class ThreadRuntime(LocalRuntime):
         def run() -> None:
             try:
                 with keep_progress(self._collect_progress, f"collector_{index}"):
-                    server = start(assignment, self._newest, post)
+                    server = start(assignment, self._newest, post, wake=inbox.wake, since=inbox.since)
                     if server is not None:
                         serve(server, inbox)
             except BaseException as error:  # such as SystemExit, which would end this thread without a word
@@ -93,9 +107,30 @@ class ThreadRuntime(LocalRuntime):
         text = f"collector {index} {reason}; threads cannot be killed, runtime.kind=processes can replace it"
         self._events.put(Broken(StallError(text)))
 
-    def collect(self, ticket: Ticket) -> None:
+    def end_collector(self, index: int) -> None:
+        """Let a collector's thread end."""
+        self._inboxes.pop(index).close()
+
+    def collect(self, ticket: Ticket, begun: StateTree | None = None, script: tuple[Piece, ...] = ()) -> None:
         """Queue the ticket for its collector."""
-        self._inboxes[ticket.collector].tickets.put(ticket)
+        self._inboxes[ticket.collector].send(Accept(ticket, begun, script))
+
+    def cut(self, tickets: Sequence[Ticket]) -> None:
+        """Tell the collectors."""
+        for index in {ticket.collector for ticket in tickets}:
+            held = tuple(ticket.number for ticket in tickets if ticket.collector == index)
+            self._inboxes[index].send(CutTickets(held))
+
+    def ask_work(self) -> Sequence[int]:
+        """Ask all collectors; each answers between two pieces of work."""
+        for inbox in self._inboxes.values():
+            inbox.send(GiveWork())
+        return tuple(self._inboxes)
+
+    def working_s(self, index: int) -> float | None:
+        """Return the time since the piece of work at hand began."""
+        inbox = self._inboxes.get(index)
+        return seconds_since(0 if inbox is None else inbox.since[0])
 
     def release(self, tickets: Sequence[int]) -> None:
         """Nothing to free: segments go by reference."""

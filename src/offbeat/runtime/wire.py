@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from offbeat.runtime.messages import Accept
 from offbeat.runtime.shared import Address, Block, arrays_in, copy_object, num_bytes_of, pack_object
 from offbeat.types import Array, ArraySpec, Episodes, Segment, StateTree, Ticket
 
@@ -76,7 +77,7 @@ class WorkerInput:
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLIN)
 
-    def receive(self, timeout_s: float | None) -> Sequence[Ticket] | None:
+    def receive(self, timeout_s: float | None) -> Sequence[Accept] | None:
         """Return the tickets that have come; None: the driver says stop, or is gone."""
         try:
             if timeout_s is not None:
@@ -87,7 +88,7 @@ class WorkerInput:
             return None
         return tickets
 
-    def _read(self) -> list[Ticket]:
+    def _read(self) -> list[Accept]:
         data = os.read(self._descriptor, _READ_BYTES)
         if not data:
             raise EOFError
@@ -100,7 +101,7 @@ class WorkerInput:
                 self.weights = Address(*fields[:4])
             else:
                 number, *rest = fields
-                tickets.append(Ticket(number, self._collector, *rest))
+                tickets.append(Accept(Ticket(number, self._collector, *rest)))
         return tickets
 
 
@@ -174,7 +175,7 @@ class SegmentWriter:
         is_one = len(versions) == 1 and int(versions[0]) == ticket.version  # the reader makes it: cheaper
         data = None if self._specs else segment.data
         ended = (episodes.returns, episodes.lengths)
-        counts = (dict(segment.units), ended, segment.partial, segment.steps_by_env)
+        counts = (dict(segment.units), ended, segment.steps_by_env, segment.pieces, segment.drop)
         rest = (None if is_one else versions, *counts, data, state)
         began_s = perf_counter()
         packed = pack_object(rest)
@@ -218,7 +219,7 @@ class SegmentReader:
             for view in slot.views.values():
                 view.flags.writeable = False
         rest = slot.block.bytes[self._tail : self._tail + record.num_bytes]
-        versions, units, ended, partial, by_env, data, state = copy_object(rest)
+        versions, units, ended, by_env, pieces, drop, data, state = copy_object(rest)
         if record.version != ticket.version:
             number, collector, _, *others = ticket.as_row()
             ticket = Ticket(number, collector, record.version, *others)
@@ -226,5 +227,6 @@ class SegmentReader:
             versions = np.array((record.version,), np.int64)
         data = dict(slot.views) if self._specs else data
         episodes = Episodes(*ended)
-        segment = Segment(ticket, data, versions, units, episodes, record.collect_s, partial, by_env)
+        rest_of = (units, episodes, record.collect_s, by_env, pieces, drop)
+        segment = Segment(ticket, data, versions, *rest_of)
         return segment, state, slot

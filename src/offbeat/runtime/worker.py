@@ -25,7 +25,7 @@ from offbeat.pacing.events import CollectorDown, CollectorUp, SegmentArrived
 from offbeat.roles import Evaluator, progress_to
 from offbeat.runtime.base import describe
 from offbeat.runtime.learning import LazyEvaluator
-from offbeat.runtime.serve import SyncTimeout, serve, start
+from offbeat.runtime.serve import Report, SyncTimeout, serve, start
 from offbeat.runtime.shared import Address, Block, copy_object, newest_version, read_weights
 from offbeat.runtime.spec import Assignment
 from offbeat.runtime.wire import DOWN, LOST, PROGRESS, UP, SegmentWriter, WorkerInput, pack_text, write_all
@@ -109,7 +109,7 @@ class CollectorHost:
         assert self._inbox.weights is not None, "a ticket came before any weights"
         return self._weights.get(self._inbox.weights, at_least)
 
-    def _post(self, event: CollectorUp | CollectorDown | SegmentArrived) -> None:
+    def _post(self, event: Report) -> None:
         match event:
             case SegmentArrived(segment, _, state, state_s):
                 record = self._segments.write(segment, state, state_s)
@@ -117,6 +117,8 @@ class CollectorHost:
                 record = pack_text(UP, cloudpickle.dumps(self._specs), capacity)
             case CollectorDown(_, reason, raised):
                 record = pack_text(DOWN if raised else LOST, reason.encode())
+            case _:
+                return
         write_all(self._descriptor, record)
 
 
