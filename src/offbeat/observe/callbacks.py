@@ -1,4 +1,4 @@
-"""Hooks into a run: what happened, as frozen messages, to whoever wants to know."""
+"""Hooks into a run, with frozen messages of what happened."""
 
 from __future__ import annotations
 

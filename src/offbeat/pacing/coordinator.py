@@ -516,7 +516,7 @@ class Coordinator:
     def _next_free(self) -> int | None:
         """Return the collector of the next ticket, None while it has to wait for one.
 
-        At k = 0 ticket n belongs to collector n mod N, whoever is free: that makes the order of experience,
+        At k = 0 ticket n belongs to collector n mod N, whichever is free: that makes the order of experience,
         and so the weights, independent of timing. Above 0 collectors take turns, and one that holds as many
         tickets as it wants is passed over, so a slow collector holds no other up.
         """
