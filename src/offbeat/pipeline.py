@@ -138,7 +138,8 @@ class Pipeline:
             raise ConfigError(f"run_dir {self._run_dir} already holds a run: resume it, or choose another")
         self._pace = replace(self._pace, rounds=rounds, stepwise=stepwise)
         point = self._resume_point() if resumed else StartPoint(warnings=self._notices)
-        policy = RestartPolicy(self.settings.run, self._run_dir, self._clock)
+        checkpoints = None if self._run_dir is None else self._checkpoints()
+        policy = RestartPolicy(self.settings.run, checkpoints, self._clock)
         make_driver = partial(self._make_driver, handlers)
         return OpenRun(make_driver, point, policy, self._requests, self._run_dir)
 

@@ -830,7 +830,7 @@ def test_an_observer_that_fails_ends_the_run_and_all_files_are_closed(
     run = FakeRun(tmp_path, callbacks=[failing])
     run.write_files()
     run.driver.observe({}, close=lambda: closed.append("last"))
-    policy = RestartPolicy(run.settings.run, tmp_path, RealClock())
+    policy = RestartPolicy(run.settings.run, CheckpointManager(tmp_path / "checkpoints"), RealClock())
     with (
         pytest.raises(ZeroDivisionError, match="mine"),
         OpenRun(lambda _: run.driver, StartPoint(), policy, run.requests, tmp_path) as opened,
@@ -974,7 +974,8 @@ class Restarted:
 
     def open(self) -> OpenRun:
         settings = RunSection(**self._options.get("limits", {}).get("run", {}))
-        policy = RestartPolicy(settings, self._directory, self.clock)
+        checkpoints = CheckpointManager(self._directory / "checkpoints")
+        policy = RestartPolicy(settings, checkpoints, self.clock)
         return OpenRun(self.make, StartPoint(), policy, self.requests, self._directory)
 
 

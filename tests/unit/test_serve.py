@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,13 +61,17 @@ class Pairs:
         self.turns = state["turns"]
 
 
-def server_of(collector: Any, versions: Any = None) -> tuple[CollectorServer, list[Any]]:
+def server_of(
+    collector: Any, versions: Any = None, clock: Callable[[], float] = time.monotonic
+) -> tuple[CollectorServer, list[Any]]:
     posted: list[Any] = []
     versions = versions or (lambda at_least: at_least)
-    server = CollectorServer(
-        1, as_collector(collector), lambda least: (versions(least), {"v": versions(least)}), posted.append
-    )
-    return server, posted
+    made = as_collector(collector)
+
+    def newest(at_least: int) -> tuple[int, Any]:
+        return versions(at_least), {"v": versions(at_least)}
+
+    return CollectorServer(1, made, newest, posted.append, clock=clock), posted
 
 
 def test_collector_of_several_tickets_keeps_its_own_order() -> None:
@@ -263,11 +268,10 @@ def test_serial_collector_has_no_open_work() -> None:
     assert posted == [OpenWork(1, {})]
 
 
-def test_busy_time_is_reported_with_segments_or_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_time_is_reported_with_segments_or_once_a_second() -> None:
     now_s = [100.0]
-    monkeypatch.setattr("offbeat.runtime.serve.time.monotonic", lambda: now_s[0])
     recorded = Recorded()
-    server, posted = server_of(recorded, lambda least: 3)
+    server, posted = server_of(recorded, lambda least: 3, lambda: now_s[0])
     recorded.advance = lambda: Progress(busy_s=0.25, units={"tokens": 2})  # type: ignore[method-assign]
     server.take(Accept(ticket(0)))
     for _ in range(3):
@@ -314,11 +318,19 @@ def test_everything_that_collects_becomes_a_collector(made: Any) -> None:
     assert isinstance(as_collector(made), Collector)
 
 
-def test_the_time_to_take_the_state_is_told_once_for_all_segments_of_a_piece(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("offbeat.runtime.serve.time.perf_counter", iter((2.0, 4.0)).__next__)
-    server, posted = server_of(Pairs())
+class Slow(Pairs):
+    """Takes two seconds to say its state."""
+
+    now_s = 100.0
+
+    def state_dict(self) -> Any:
+        self.now_s += 2.0
+        return super().state_dict()
+
+
+def test_the_time_to_take_the_state_is_told_once_for_all_segments_of_a_piece() -> None:
+    slow = Slow()
+    server, posted = server_of(slow, clock=lambda: slow.now_s)
     server.take(Accept(ticket(0)))
     server.step()
     server.take(Accept(ticket(1)))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from offbeat.checkpoint import fitting
+from offbeat.checkpoint import CheckpointManager, fitting
 from offbeat.errors import CheckpointError, CollectError, DivergedError, LearnerLost, StallError
 from offbeat.observe.meter import Meter
 from offbeat.observe.system import SystemMonitor
@@ -65,7 +65,7 @@ from offbeat.runtime.base import Runtime
 from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.runtime.supervision import LossWatch
 from offbeat.seeding import derive_seed
-from offbeat.types import Batch, StateTree
+from offbeat.types import Batch, Metrics, StateTree
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.25
@@ -102,6 +102,9 @@ class Driver:
         runtime: Runtime,
         clock: Callable[[], float],
         requests: deque[Request],
+        *,
+        checkpoints: CheckpointManager | None = None,
+        system: Callable[[float], Metrics] | None = None,
     ) -> None:
         settings, monitor = spec.settings, SystemMonitor()
         self.spec, self.pace, self.clock = spec, pace, clock
@@ -121,9 +124,13 @@ class Driver:
             self.collectors.busy_s,
             staleness_threshold=settings.async_training.staleness_threshold,
             pauses_for_eval=not settings.async_training.enable_async_eval,
-            system=lambda now_s: monitor.read(now_s, lambda: runtime.pids().values()),
+            system=system or (lambda now_s: monitor.read(now_s, lambda: runtime.pids().values())),
         )
-        self.saving = Saving(spec.directory, settings.checkpoint, self._capture, clock)
+        if checkpoints is None and spec.directory is not None:
+            keeps = settings.checkpoint.keep, settings.checkpoint.keep_best
+            checkpoints = CheckpointManager(spec.directory / "checkpoints", *keeps)
+        self.saving = Saving(checkpoints, self._capture, clock)
+        self.poll_s = _POLL_S
         self.faults: deque[str] = deque()  # of files, from any thread
         self.persistent_requests: list[Request] = []  # hold for the whole run, also when it is restarted
         self.is_to_stop = False
@@ -308,7 +315,7 @@ class Driver:
     def step(self, at_most_s: float = _POLL_S) -> None:
         """Wait for events, apply and emit each, decide once, perform, and check the waits."""
         polled_s = self._extend_if_suspended(self._left_s)
-        until_s = min(polled_s + min(at_most_s, _POLL_S), self._wake_s, self.waits.next_s())
+        until_s = min(polled_s + min(at_most_s, self.poll_s), self._wake_s, self.waits.next_s())
         timeout_s = 0.0 if self._requests else max(0.0, until_s - polled_s)
         events = self._runtime.wait(timeout_s)
         self._left_s = self._extend_if_suspended(polled_s + timeout_s)  # what this step takes counts, too

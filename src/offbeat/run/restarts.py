@@ -40,12 +40,12 @@ class RestartPolicy:
     A learner whose process was lost gets another one. One that raised is tried once more: when it raises in
     the same round again, trying is no use. One that diverged goes back to the newest checkpoint, further back
     each time it diverges again without a new checkpoint in between. ``waits`` holds the pause between two
-    drivers, each of which has deadlines of its own.
+    drivers, each of which has deadlines of its own. Without ``checkpoints`` it finds none.
     """
 
-    def __init__(self, settings: RunSection, run_dir: Path | None, clock: Clock) -> None:
+    def __init__(self, settings: RunSection, checkpoints: CheckpointManager | None, clock: Clock) -> None:
         self._settings = settings
-        self._run_dir = run_dir
+        self._checkpoints = checkpoints
         self._clock = clock
         self.waits = Waits()
         self.attempts = self._in_a_row = 0
@@ -83,10 +83,10 @@ class RestartPolicy:
         return start_point(saved, rollback), record
 
     def _checkpoint(self, is_rollback: bool) -> LoadedCheckpoint | None:
-        if self._run_dir is None:
+        manager = self._checkpoints
+        if manager is None:
             return None
         try:
-            manager = CheckpointManager(self._run_dir / "checkpoints")
             saved = manager.load()
         except CheckpointError:
             return None

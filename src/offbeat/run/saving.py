@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint, digest, pack
-from offbeat.config.models import CheckpointConfig
 from offbeat.errors import CheckpointError, OffbeatError
 from offbeat.observe.events import Record, read_rounds
 from offbeat.pacing.events import EvalDone, Notice, Saved, SaveFailed, SnapshotTaken
@@ -70,21 +69,16 @@ def notice_of_lost_rounds(events: Path) -> str:
 class Saving:
     """Captures and writes the checkpoints of one run, and keeps the newest snapshot of its learner.
 
-    ``capture()`` returns all parts but the learner. Without a directory nothing is written.
+    ``capture()`` returns all parts but the learner. Without a manager nothing is written.
     """
 
     def __init__(
         self,
-        directory: Path | None,
-        config: CheckpointConfig,
+        manager: CheckpointManager | None,
         capture: Callable[[], Parts],
         clock: Callable[[], float],
     ) -> None:
-        self._manager = (
-            None
-            if directory is None
-            else CheckpointManager(directory / "checkpoints", config.keep, config.keep_best)
-        )
+        self._manager = manager
         self.capture = capture
         self._clock = clock
         self._pending: deque[tuple[int, Parts | None]] = deque()  # snapshots asked for: version, other parts

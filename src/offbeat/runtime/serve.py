@@ -53,12 +53,13 @@ class CollectorServer:
         newest: Newest,
         post: Post,
         since: MutableSequence[int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.is_over = False
         self.poll_timeout_s: float | None = None
         self.since: MutableSequence[int] = [0] if since is None else since
         self._index, self._collector = index, collector
-        self._newest, self._post = newest, post
+        self._newest, self._post, self._clock = newest, post, clock
         self._open: dict[int, None] = {}  # numbers of tickets whose segments are not posted, in order
         self._queue: list[Accept] = []
         self._at_least = -1
@@ -66,7 +67,7 @@ class CollectorServer:
         self._capacity = collector.capacity
         self._busy_s = 0.0  # since the last report
         self._units: Counter[str] = Counter()
-        self._reported_s = time.monotonic()
+        self._reported_s = clock()
         self._waits: CollectorWaits | None = None
 
     @property
@@ -124,11 +125,11 @@ class CollectorServer:
         self._post(OpenWork(self._index, {} if wide is None else wide.open_work()))
 
     def _advance(self) -> None:
-        began_s = time.monotonic()
+        began_s = self._clock()
         self.since[0] = int(began_s * 1e9)
         self._hand_over()
         progress = self._collector.advance()
-        self.since[0], now_s = 0, time.monotonic()
+        self.since[0], now_s = 0, self._clock()
         self._busy_s += progress.busy_s or (0.0 if progress.idle else now_s - began_s)
         self._units.update(progress.units)
         if progress.segments:
@@ -141,9 +142,9 @@ class CollectorServer:
         self._plan_next(progress)
 
     def _post_segments(self, progress: Progress) -> None:
-        began_s = time.perf_counter()
+        began_s = self._clock()
         state = self._collector.state_dict()
-        state_s = time.perf_counter() - began_s  # once for all segments of this piece
+        state_s = self._clock() - began_s  # once for all segments of this piece
         busy_s, _ = self._worked()
         for segment in progress.segments:
             if (number := segment.ticket.number) not in self._open:
@@ -156,7 +157,7 @@ class CollectorServer:
     def _worked(self) -> tuple[float, dict[str, int]]:
         """Return the busy time and the units since the last report, which this is."""
         worked = self._busy_s, dict(self._units)
-        self._busy_s, self._reported_s = 0.0, time.monotonic()
+        self._busy_s, self._reported_s = 0.0, self._clock()
         self._units.clear()
         return worked
 
@@ -186,6 +187,7 @@ def start(
     *,
     wake: Callable[[], None] | None = None,
     since: MutableSequence[int] | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> CollectorServer | None:
     """Make a collector and its server; post that it is up, or what it raised (None)."""
     index = assignment.context.collector
@@ -197,7 +199,7 @@ def start(
         post(CollectorDown(index, text, raised=True))
         return None
     post(up)
-    return CollectorServer(index, collector, newest, post, since)
+    return CollectorServer(index, collector, newest, post, since, clock)
 
 
 def serve(server: CollectorServer, inbox: Inbox) -> None:
