@@ -16,7 +16,7 @@ from offbeat.run.restarts import Report
 from offbeat.testing import TokenLearner, TokenMachine
 from offbeat.types import Piece
 
-KINDS = ("inline", "threads")
+KINDS = ("inline", "threads", "processes")
 
 
 @dataclass

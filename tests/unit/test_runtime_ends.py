@@ -24,6 +24,7 @@ from offbeat.runtime.processes import ProcessRuntime
 from offbeat.runtime.shared import WeightsWriter
 from offbeat.runtime.spec import RunSpec
 from offbeat.runtime.threads import ThreadRuntime
+from offbeat.runtime.wire import Lender
 from offbeat.types import Metrics
 from tests.integration.test_runtimes import ChecksSlots
 
@@ -79,7 +80,9 @@ def test_workers_are_asked_to_stop_all_at_once_and_waited_for_together(
             calls.append(("end", timeout_s))
 
     runtime: Any = ProcessRuntime()
-    runtime._collectors = {index: SimpleNamespace(worker=Idle(), sent={}) for index in range(3)}
+    runtime._collectors = {
+        index: SimpleNamespace(worker=Idle(), sent={}, lender=Lender()) for index in range(3)
+    }
     runtime.close()
     assert [name for name, _ in calls] == ["ask"] * 3 + ["end"] * 3
     assert now_s == 100.0 + processes._CLOSE_TIMEOUT_S

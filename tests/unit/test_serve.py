@@ -262,6 +262,32 @@ def test_wide_collector_cuts_what_it_holds_and_gives_its_work() -> None:
     assert posted == [OpenWork(1, {0: {"version": 0}, 1: {"version": 0}})]
 
 
+def test_question_for_begun_work_needs_no_weights_where_there_is_none() -> None:
+    def none_yet(at_least: int) -> int:
+        raise SyncTimeout("no weights were published")
+
+    server, posted = server_of(Recorded(), none_yet)
+    server.take(GiveWork())
+    assert posted == [OpenWork(1, {})]
+
+
+@pytest.mark.parametrize("message", [CutTickets((0,)), GiveWork()])
+def test_exception_in_a_cut_or_in_an_answer_ends_the_collector(message: Any) -> None:
+    class Fails(Recorded):
+        def cut(self, tickets: Sequence[int]) -> None:
+            raise ValueError("cannot cut")
+
+        def open_work(self) -> dict[int, Any]:
+            raise ValueError("cannot tell")
+
+    server, posted = server_of(Fails())
+    server.take(Accept(ticket(0)))
+    server.take(message)
+    (down,) = posted
+    assert down.raised and "raised in ticket 0" in down.reason
+    assert server.is_over and server.poll_timeout_s is None and server.since[0] == 0
+
+
 def test_serial_collector_has_no_open_work() -> None:
     server, posted = server_of(lambda ticket, weights: 1)
     server.take(GiveWork())
@@ -297,7 +323,7 @@ def test_time_of_the_piece_at_hand_and_a_changed_capacity_can_be_seen() -> None:
     server.take(Accept(ticket(0)))
     server.step()
     assert seen == [True] and server.since[0] == 0
-    assert posted == [CollectorUp(1, 5)]
+    assert posted == [CollectorUp(1, 5, is_wide=True)]
 
 
 def test_collector_that_cannot_be_made_is_told() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,17 +12,22 @@ import numpy as np
 import pytest
 
 from offbeat.runtime import wire
-from offbeat.runtime.messages import Accept
+from offbeat.runtime.messages import Accept, CutTickets, GiveWork, Message
 from offbeat.runtime.shared import Address, Block
 from offbeat.runtime.wire import (
     DOWN,
+    MOST_SENT,
+    RECORD_BYTES,
     SEGMENT,
+    TAKEN,
     DriverInput,
+    Lender,
     SegmentReader,
     SegmentWriter,
     Slot,
     ToDriver,
     WorkerInput,
+    pack_message,
     pack_text,
     pack_ticket,
     pack_weights,
@@ -67,6 +73,85 @@ def test_records_that_were_cut_on_their_way_are_put_together(pipe: tuple[int, in
     assert len(worker.receive(None) or ()) == 1
     os.write(pipe[1], data[70:])
     assert len(worker.receive(None) or ()) == 2
+
+
+SCRIPT = (Piece((Span(3, 5), Span(4, 2, True)), "eos"), Piece((), "cut"))
+
+
+def test_messages_to_a_worker_come_out_as_they_went_in(pipe: tuple[int, int]) -> None:
+    lender, worker = Lender(), WorkerInput(pipe[0], TICKET_7.collector)
+    begun = {"tokens": np.arange(1000), "rng": {"seed": 1 << 100}, "text": "é"}
+    messages: list[Message] = [
+        Accept(TICKET_7, begun, SCRIPT),
+        GiveWork(),
+        Accept(TICKET_7, {}),
+        CutTickets(tuple(range(10))),
+        Accept(TICKET_7, None, SCRIPT),
+        CutTickets((7,)),
+        Accept(TICKET_7),
+    ]
+    data = b"".join(pack_message(message, lender) for message in messages)
+    assert lender.num_lent == 3, "a plain ticket needs no block"
+    found: list[Any] = []
+    for at in range(0, len(data), 100):  # cut on their way
+        os.write(pipe[1], data[at : at + 100])
+        found += worker.receive(0.0) or ()
+    np.testing.assert_equal(found[0].begun, begun)
+    assert found[0]._replace(begun=None) == Accept(TICKET_7, None, SCRIPT)
+    assert found[1:3] == messages[1:3]
+    assert found[3:5] == [CutTickets(tuple(range(7))), CutTickets((7, 8, 9))]
+    assert found[5:] == messages[4:]
+    lender.free()
+    assert lender.num_lent == 0, "a block is released when it was read"
+
+
+def test_plain_ticket_is_one_record() -> None:
+    assert pack_message(Accept(TICKET_7), Lender()) == pack_ticket(TICKET_7)
+    assert len(pack_ticket(TICKET_7)) == RECORD_BYTES == 64
+
+
+def test_begun_work_that_nobody_reads_is_freed_with_its_collector() -> None:
+    before, lender = len(os.listdir("/proc/self/fd")), Lender()
+    for _ in range(5):
+        pack_message(Accept(TICKET_7, {"tokens": np.arange(10_000)}), lender)
+    lender.free()
+    assert lender.num_lent == 5, "its reader may still come"
+    lender.close()
+    assert lender.num_lent == 0
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_worker_says_how_much_it_has_taken() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        worker, driver = WorkerInput(theirs.fileno(), 2), DriverInput(ours.fileno())
+        taken = 0
+        for count in (MOST_SENT // 2 - 1, 1, 3, MOST_SENT):
+            ours.sendall(pack_ticket(TICKET_7) * count)
+            assert len(worker.receive(None) or ()) == count
+            ours.setblocking(False)
+            try:
+                records = driver.read()
+            except BlockingIOError:
+                records = []
+            assert all(record.kind == TAKEN for record, _ in records)
+            taken += sum(record.ticket for record, _ in records)
+            ours.setblocking(True)
+    assert taken == MOST_SENT // 2 + 3 + MOST_SENT
+
+
+def test_wait_of_a_worker_ends_when_it_is_woken(pipe: tuple[int, int]) -> None:
+    wake_read, wake_write = os.pipe()
+    worker = WorkerInput(pipe[0], 2, wake_read)
+    os.write(wake_write, b"xx")
+    assert worker.receive(60.0) == ()
+    assert worker.receive(0.0) == (), "it was woken once"
+    os.write(wake_write, b"x")
+    os.write(pipe[1], pack_ticket(TICKET_7))
+    assert worker.receive(60.0) == [Accept(TICKET_7)]
+    assert worker.receive(0.0) == ()
+    os.close(wake_read)
+    os.close(wake_write)
 
 
 def test_text_that_was_cut_waits_for_its_end(pipe: tuple[int, int]) -> None:

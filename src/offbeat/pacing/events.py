@@ -25,12 +25,14 @@ class CollectorUp:
     """A collector is up (first start or replacement) and wants to hold ``capacity`` tickets.
 
     The capacity is an absolute number; the record may be sent again with another one.
-    ``pid`` is its process, where it has one of its own on this machine.
+    ``pid`` is its process, where it has one of its own on this machine. ``is_wide``: its tickets can be cut,
+    and it gives its begun work.
     """
 
     collector: int
     capacity: int = 1
     pid: int | None = None
+    is_wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)

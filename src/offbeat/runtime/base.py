@@ -55,7 +55,7 @@ class Runtime(Protocol):
         ...
 
     def ask_work(self) -> Sequence[int]:
-        """Ask collectors for begun work; return those that will answer with `OpenWork` if they live."""
+        """Ask wide collectors for begun work; return those that answer with `OpenWork` if they live."""
         ...
 
     def working_s(self, index: int) -> float | None:

@@ -19,7 +19,7 @@ import psutil
 from offbeat.reading import open_to_append
 from offbeat.runtime.shared import Block, pack_object, pickled_role
 from offbeat.runtime.spec import RunSpec, thread_limits
-from offbeat.runtime.supervision import Pulse, process_state
+from offbeat.runtime.supervision import Pulse, process_state, seconds_since
 from offbeat.runtime.wire import write_all
 
 _WORKER = "offbeat.runtime.worker"
@@ -43,7 +43,7 @@ class WorkerProcess:
             made.callback(os.close, self._stack_fd)
             self._payload = Block.create(packed.num_bytes)
             made.callback(self._payload.close)
-            self._counter = Block.create(8)
+            self._counter = Block.create(16)  # signs of life, and the start of the work at hand
             made.callback(self._counter.close)
             packed.write(self._payload.memory)
             self._counter.bytes[:] = 0
@@ -77,6 +77,10 @@ class WorkerProcess:
         if count == 0 or state is None:
             return False
         return self._pulse.is_dead(count, state[0], now_s, state[1] == psutil.STATUS_STOPPED)
+
+    def working_s(self) -> float | None:
+        """Return how long a collector's piece of work lasts already; None between two."""
+        return seconds_since(self._counter.words[1])
 
     def send(self, message: Any) -> None:
         """Send a message. To a dead worker it is lost, and the end of its pipe reports the death."""

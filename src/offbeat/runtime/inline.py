@@ -65,7 +65,7 @@ class InlineRuntime(LocalRuntime):
         if server is None:  # it raised, and its `CollectorDown` is on the way: the ticket is lost with it
             return
         server.take(Accept(ticket, begun, script))
-        while server.poll_timeout_s == 0.0 and not server.is_wide:
+        while server.poll_timeout_s == 0.0 and not server.holds_many:
             server.step()
         self._look_at(ticket.collector, server)
 
@@ -77,9 +77,10 @@ class InlineRuntime(LocalRuntime):
 
     def ask_work(self) -> Sequence[int]:
         """Have the answers reported at once."""
-        for server in self._servers.values():
+        asked = {index: server for index, server in self._servers.items() if server.wide is not None}
+        for server in asked.values():
             server.take(GiveWork())
-        return tuple(self._servers)
+        return tuple(asked)
 
     def working_s(self, index: int) -> None:
         """Return None: nothing works while the driver looks."""

@@ -23,28 +23,32 @@ from offbeat.pacing.events import (
     Broken,
     CollectorDown,
     CollectorUp,
+    CollectorWaits,
+    CollectorWorked,
     EvalDone,
     Event,
     HealthChanged,
+    OpenWork,
     SegmentArrived,
 )
+from offbeat.runtime import wire
 from offbeat.runtime.base import describe, with_stack
 from offbeat.runtime.children import WorkerProcess
 from offbeat.runtime.learning import JobThread, LocalRuntime
+from offbeat.runtime.messages import Accept, CutTickets, GiveWork, Message
 from offbeat.runtime.shared import Address, WeightsWriter
 from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.runtime.wire import (
-    DOWN,
     MOST_SENT,
-    PROGRESS,
-    SEGMENT,
-    UP,
+    RECORD_BYTES,
     DriverInput,
+    Lender,
     SegmentReader,
     Slot,
     ToDriver,
-    pack_ticket,
+    pack_message,
     pack_weights,
+    take_lent,
 )
 from offbeat.types import ArraySpec, Piece, StateTree, Ticket
 
@@ -65,15 +69,28 @@ def _allow_many_files() -> None:
 
 @dataclass(slots=True, eq=False)
 class _Collector:
-    """A collector's process, the tickets that are there, and those that wait here for their turn."""
+    """A collector's process, the tickets that are there, and messages that wait here for room in its pipe.
+
+    ``num_sent`` records are in its pipe, as far as it has said; ``lender`` has what goes with some of them.
+    """
 
     index: int
     worker: WorkerProcess
     records: DriverInput
     segments: SegmentReader | None = None
+    is_wide: bool = False
+    is_asked: bool = False
+    """It is to answer with its begun work."""
     sent: dict[int, Ticket] = field(default_factory=dict)
-    waiting: deque[Ticket] = field(default_factory=deque)
+    waiting: deque[Message] = field(default_factory=deque)
+    num_sent: int = 0
+    lender: Lender = field(default_factory=Lender)
     weights: Address | None = None
+
+    def write(self, data: bytes) -> None:
+        """Send records."""
+        self.num_sent += len(data) // RECORD_BYTES
+        self.worker.write(data)
 
 
 class ProcessRuntime(LocalRuntime):
@@ -162,6 +179,8 @@ class ProcessRuntime(LocalRuntime):
         for worker in workers:
             is_ready = worker.is_up and id(worker) not in busy
             worker.end(max(0.0, give_up_s - time.monotonic()) if is_ready else 0.0)
+        for collector in self._collectors.values():
+            collector.lender.close()
         self._collectors.clear()
         self._evaluator = None
         if self._learner_thread is not None:
@@ -197,41 +216,56 @@ class ProcessRuntime(LocalRuntime):
         """End a collector that holds no ticket."""
         self._remove(self._collectors[index])
 
-    def cut(self, tickets: Sequence[Ticket]) -> None:
-        """Not yet."""
-
-    def ask_work(self) -> Sequence[int]:
-        """Not yet."""
-        return ()
-
-    def working_s(self, index: int) -> float | None:
-        """Not yet."""
-        return None
-
     def collect(self, ticket: Ticket, begun: StateTree | None = None, script: tuple[Piece, ...] = ()) -> None:
         """Send the ticket to its collector, behind those that are there."""
-        collector = self._collectors.get(ticket.collector)
+        self._send(ticket.collector, Accept(ticket, begun, script))
+
+    def cut(self, tickets: Sequence[Ticket]) -> None:
+        """Tell the collectors, behind what they were told before."""
+        for index in {ticket.collector for ticket in tickets}:
+            held = tuple(ticket.number for ticket in tickets if ticket.collector == index)
+            self._send(index, CutTickets(held))
+
+    def ask_work(self) -> Sequence[int]:
+        """Ask the wide collectors; each answers between two pieces of work, once if asked twice before."""
+        asked = [collector for collector in self._collectors.values() if collector.is_wide]
+        for collector in asked:
+            if not collector.is_asked:
+                collector.is_asked = True
+                self._send(collector.index, GiveWork())
+        return [collector.index for collector in asked]
+
+    def working_s(self, index: int) -> float | None:
+        """Return the time since the piece of work at hand began, which its worker keeps in shared memory."""
+        collector = self._collectors.get(index)
+        return None if collector is None else collector.worker.working_s()
+
+    def _send(self, index: int, message: Message) -> None:
+        collector = self._collectors.get(index)
         if collector is None:  # it died and its `CollectorDown` is on the way: the ticket is lost with it
             return
-        collector.waiting.append(ticket)
-        self._send_tickets(collector)
+        collector.waiting.append(message)
+        self._send_messages(collector)
 
-    def _send_tickets(self, collector: _Collector) -> None:
-        records = []
-        while collector.waiting and len(collector.sent) < MOST_SENT:
-            ticket = collector.waiting.popleft()
-            collector.sent[ticket.number] = ticket
-            records.append(pack_ticket(ticket))
-        if records:
-            self._announce_weights(collector)
-            collector.worker.write(b"".join(records))
+    def _send_messages(self, collector: _Collector) -> None:
+        """Send what waits, as far as there is room."""
+        if not collector.waiting:
+            return
+        self._announce_weights(collector)
+        records = b""
+        while collector.waiting and collector.num_sent + len(records) // RECORD_BYTES < MOST_SENT:
+            message = collector.waiting.popleft()
+            if isinstance(message, Accept):
+                collector.sent[message.ticket.number] = message.ticket
+            records += pack_message(message, collector.lender)
+        collector.write(records)
 
     def _announce_weights(self, collector: _Collector) -> None:
         """Send a worker the address of the weights; it looks there for new versions by itself."""
         address = self._weights.address
         if address is not None and address != collector.weights:
             collector.weights = address
-            collector.worker.write(pack_weights(address))
+            collector.write(pack_weights(address))
 
     def evaluate(self, version: int, seed: int) -> None:
         """Evaluate a snapshot in a process of its own."""
@@ -307,16 +341,16 @@ class ProcessRuntime(LocalRuntime):
         worker = collector.worker
         try:
             for record, extra in collector.records.read():
-                if record.kind == SEGMENT:
-                    self._on_segment(collector, record)
-                elif record.kind == UP:
-                    self._on_up(collector, record.ticket, pickle.loads(extra))
-                elif record.kind == PROGRESS:
-                    self._collect_progress[f"collector_{collector.index}"] = extra.decode()
-                else:
-                    text, raised = extra.decode(), record.kind == DOWN
-                    self._collector_down(collector, text if raised else f"{worker.name}: {text}", raised)
-                    return
+                match record.kind:
+                    case wire.SEGMENT:
+                        self._on_segment(collector, record)
+                    case wire.DOWN | wire.LOST:
+                        text, raised = extra.decode(), record.kind == wire.DOWN
+                        reason = text if raised else f"{worker.name}: {text}"
+                        self._collector_down(collector, reason, raised)
+                        return
+                    case _:
+                        self._on_report(collector, record, extra)
         except (EOFError, ConnectionError, FileNotFoundError):  # it has ended, and its memory with it
             self._collector_down(collector, worker.how_it_ended())
         except Exception as error:  # such as an object that cannot be unpickled here
@@ -324,9 +358,31 @@ class ProcessRuntime(LocalRuntime):
             text = f"a segment of {worker.name} could not be read: {describe(error)}"
             self._collector_down(collector, text, raised=is_its_own)
         else:
-            self._send_tickets(collector)
+            collector.lender.free()
+            self._send_messages(collector)
 
-    def _on_up(self, collector: _Collector, capacity: int, specs: dict[str, ArraySpec] | None) -> None:
+    def _on_report(self, collector: _Collector, record: ToDriver, extra: bytes) -> None:
+        index = collector.index
+        match record.kind:
+            case wire.TAKEN:
+                collector.num_sent -= record.ticket
+            case wire.UP:
+                self._on_up(collector, record.ticket, *pickle.loads(extra))
+            case wire.PROGRESS:
+                self._collect_progress[f"collector_{index}"] = extra.decode()
+            case wire.WORKED:
+                self._events.append(CollectorWorked(index, *pickle.loads(extra)))
+            case wire.WAITS:
+                self._events.append(CollectorWaits(index, *pickle.loads(extra)))
+            case wire.OPEN_WORK:
+                place = (record.descriptor, record.size, record.serial)
+                work = take_lent(Address(collector.worker.process.pid, *place))
+                collector.is_asked = False
+                self._events.append(OpenWork(index, work))
+
+    def _on_up(
+        self, collector: _Collector, capacity: int, specs: dict[str, ArraySpec] | None, is_wide: bool
+    ) -> None:
         if self._specs is not _NONE_IS_UP and specs != self._specs:
             text = (
                 f"collector {collector.index} makes segments of {specs}, another one of {self._specs}: "
@@ -334,11 +390,12 @@ class ProcessRuntime(LocalRuntime):
             )
             self._events.append(Broken(CollectError(text)))
             return
-        self._specs = specs
-        collector.worker.came_up()
         pid = collector.worker.process.pid
-        collector.segments = SegmentReader(pid, specs)
-        self._events.append(CollectorUp(collector.index, capacity, pid))
+        if collector.segments is None:  # else it has come up before, and tells another capacity
+            self._specs, collector.is_wide = specs, is_wide
+            collector.worker.came_up()
+            collector.segments = SegmentReader(pid, specs)
+        self._events.append(CollectorUp(collector.index, capacity, pid, is_wide))
 
     def _on_segment(self, collector: _Collector, record: ToDriver) -> None:
         assert collector.segments is not None, "a segment came from a collector that is not up"
@@ -352,7 +409,7 @@ class ProcessRuntime(LocalRuntime):
         else:
             self._slots[record.ticket] = slot
             num_bytes = slot.block.size
-        self._events.append(SegmentArrived(segment, num_bytes, state, state_s))
+        self._events.append(SegmentArrived(segment, num_bytes, state, state_s, record.busy_s))
 
     def release(self, tickets: Sequence[int]) -> None:
         """Let the workers write over these segments."""
@@ -369,6 +426,7 @@ class ProcessRuntime(LocalRuntime):
         self._collect_progress.pop(f"collector_{collector.index}", None)
         self._selector.unregister(collector.worker.connection)
         collector.worker.end()
+        collector.lender.close()
 
     def _send_evaluations(self) -> None:
         while self._eval_queue and self._evaluator is not None:

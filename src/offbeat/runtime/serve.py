@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, MutableSequence, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from offbeat.types import Progress
 
 Report = CollectorUp | CollectorDown | CollectorWaits | CollectorWorked | OpenWork | SegmentArrived
 Post = Callable[[Report], None]
+Stamp = MutableSequence[int] | memoryview
 Newest = Callable[[int], tuple[int, Any]]
 """Returns the newest weights and their version, which is the given one at least; may raise `SyncTimeout`."""
 
@@ -42,7 +43,8 @@ class CollectorServer:
 
     ``poll_timeout_s`` is the time until the next step is due, unless a message comes or somebody wakes it: 0
     while there is work, None while the collector holds no ticket. ``since`` is one number: when the piece of
-    work at hand began, in nanoseconds of the monotonic clock, 0 between two pieces.
+    work at hand began, in nanoseconds of the monotonic clock, 0 between two pieces. ``wide`` is the collector
+    if its tickets can be cut.
     The first exception is posted as the collector's end: all of its other tickets are lost with it.
     """
 
@@ -52,12 +54,13 @@ class CollectorServer:
         collector: Collector,
         newest: Newest,
         post: Post,
-        since: MutableSequence[int] | None = None,
+        since: Stamp | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.is_over = False
         self.poll_timeout_s: float | None = None
-        self.since: MutableSequence[int] = [0] if since is None else since
+        self.since: Stamp = [0] if since is None else since
+        self.wide = collector if isinstance(collector, WideCollector) else None
         self._index, self._collector = index, collector
         self._newest, self._post, self._clock = newest, post, clock
         self._open: dict[int, None] = {}  # numbers of tickets whose segments are not posted, in order
@@ -71,9 +74,14 @@ class CollectorServer:
         self._waits: CollectorWaits | None = None
 
     @property
-    def is_wide(self) -> bool:
+    def up(self) -> CollectorUp:
+        """What to report when it is up, or its capacity has changed."""
+        return CollectorUp(self._index, self._capacity, is_wide=self.wide is not None)
+
+    @property
+    def holds_many(self) -> bool:
         """True when it may hold several tickets."""
-        return self._capacity > 1 or isinstance(self._collector, WideCollector)
+        return self._capacity > 1 or self.wide is not None
 
     def take(self, message: Message) -> None:
         """Take a message; tickets reach the collector with the next step, after new weights."""
@@ -87,10 +95,9 @@ class CollectorServer:
                 self.poll_timeout_s = 0.0
             case CutTickets(tickets):
                 held = [number for number in tickets if number in self._open]
-                if held and isinstance(self._collector, WideCollector):
-                    self._hand_over()
-                    self._attempt(partial(self._collector.cut, held), held[0])
-                    self.poll_timeout_s = 0.0
+                if held and self.wide is not None:
+                    self._attempt(partial(self._cut, self.wide, held), held[0])
+                    self.poll_timeout_s = None if self.is_over else 0.0
             case GiveWork():
                 self._attempt(self._give_work, next(iter(self._open), -1))
 
@@ -101,8 +108,10 @@ class CollectorServer:
 
     def _attempt(self, work: Callable[[], None], ticket: int) -> None:
         """Do work for a ticket; post the end of the collector when it raises."""
+        self.since[0] = int(1e9 * self._clock())
         try:
             work()
+            self.since[0] = 0
         except Exception as error:
             self.is_over, self.poll_timeout_s, self.since[0] = True, None, 0
             is_late = isinstance(error, SyncTimeout)
@@ -119,17 +128,20 @@ class CollectorServer:
             self._collector.accept(ticket, begun, script)
         self._queue.clear()
 
-    def _give_work(self) -> None:
+    def _cut(self, wide: WideCollector, tickets: Sequence[int]) -> None:
         self._hand_over()
-        wide = self._collector if isinstance(self._collector, WideCollector) else None
-        self._post(OpenWork(self._index, {} if wide is None else wide.open_work()))
+        wide.cut(tickets)
+
+    def _give_work(self) -> None:
+        if self._open:
+            self._hand_over()
+        self._post(OpenWork(self._index, self.wide.open_work() if self._open and self.wide else {}))
 
     def _advance(self) -> None:
         began_s = self._clock()
-        self.since[0] = int(began_s * 1e9)
         self._hand_over()
         progress = self._collector.advance()
-        self.since[0], now_s = 0, self._clock()
+        now_s = self._clock()
         self._busy_s += progress.busy_s or (0.0 if progress.idle else now_s - began_s)
         self._units.update(progress.units)
         if progress.segments:
@@ -138,7 +150,7 @@ class CollectorServer:
             self._post(CollectorWorked(self._index, *self._worked()))
         if self._collector.capacity != self._capacity:
             self._capacity = self._collector.capacity
-            self._post(CollectorUp(self._index, self._capacity))
+            self._post(self.up)
         self._plan_next(progress)
 
     def _post_segments(self, progress: Progress) -> None:
@@ -174,11 +186,6 @@ class CollectorServer:
                 self._post(waits)
 
 
-def seconds_since(began_ns: int) -> float | None:
-    """Return the seconds since a piece of work began (see ``CollectorServer.since``); None between two."""
-    return None if began_ns == 0 else max(0.0, time.monotonic() - began_ns / 1e9)
-
-
 def start(
     assignment: Assignment[Any],
     newest: Newest,
@@ -186,20 +193,20 @@ def start(
     allocate_for: AllocateFor | None = None,
     *,
     wake: Callable[[], None] | None = None,
-    since: MutableSequence[int] | None = None,
+    since: Stamp | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> CollectorServer | None:
     """Make a collector and its server; post that it is up, or what it raised (None)."""
     index = assignment.context.collector
     try:
         collector = make_collector(assignment, allocate_for, wake)
-        up = CollectorUp(index, collector.capacity)
+        server = CollectorServer(index, collector, newest, post, since, clock)
     except Exception as error:
         text = f"collector {index} raised while starting:\n{describe(error)}"
         post(CollectorDown(index, text, raised=True))
         return None
-    post(up)
-    return CollectorServer(index, collector, newest, post, since, clock)
+    post(server.up)
+    return server
 
 
 def serve(server: CollectorServer, inbox: Inbox) -> None:

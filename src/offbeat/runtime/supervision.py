@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Mapping
 from statistics import median
@@ -24,6 +25,11 @@ def process_state(pid: int) -> tuple[float, str] | None:
         return used.user + used.system, str(process.status())
     except psutil.Error:
         return None
+
+
+def seconds_since(began_ns: int) -> float | None:
+    """Return the seconds since a piece of work began (see ``CollectorServer.since``); None between two."""
+    return None if began_ns == 0 else max(0.0, time.monotonic() - began_ns / 1e9)
 
 
 class Pulse:

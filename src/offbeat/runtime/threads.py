@@ -15,8 +15,9 @@ from offbeat.pacing.events import Broken, EvalDone, Event
 from offbeat.runtime.base import keep_progress
 from offbeat.runtime.learning import JobThread, LazyEvaluator, LocalRuntime
 from offbeat.runtime.messages import Accept, CutTickets, GiveWork, Message
-from offbeat.runtime.serve import seconds_since, serve, start
+from offbeat.runtime.serve import serve, start
 from offbeat.runtime.spec import CollectorState, RunSpec
+from offbeat.runtime.supervision import seconds_since
 from offbeat.types import Piece, StateTree, Ticket
 
 _CLOSE_TIMEOUT_S = 2.0
@@ -30,6 +31,7 @@ class QueueInbox:
         self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None: wake up
         self._is_closed = False
         self.since = [0]  # see `CollectorServer`
+        self.is_wide = False  # the reader gives its begun work
 
     def close(self) -> None:
         """Stop the reader after what it is doing now, whatever waits."""
@@ -95,6 +97,7 @@ class ThreadRuntime(LocalRuntime):
                 with keep_progress(self._collect_progress, f"collector_{index}"):
                     server = start(assignment, self._newest, post, wake=inbox.wake, since=inbox.since)
                     if server is not None:
+                        inbox.is_wide = server.wide is not None
                         serve(server, inbox)
             except BaseException as error:  # such as SystemExit, which would end this thread without a word
                 post(Broken(OffbeatError(f"collector {index} raised:\n{error!r}")))
@@ -122,10 +125,11 @@ class ThreadRuntime(LocalRuntime):
             self._inboxes[index].send(CutTickets(held))
 
     def ask_work(self) -> Sequence[int]:
-        """Ask all collectors; each answers between two pieces of work."""
-        for inbox in self._inboxes.values():
+        """Ask the wide collectors; each answers between two pieces of work."""
+        asked = {index: inbox for index, inbox in self._inboxes.items() if inbox.is_wide}
+        for inbox in asked.values():
             inbox.send(GiveWork())
-        return tuple(self._inboxes)
+        return tuple(asked)
 
     def working_s(self, index: int) -> float | None:
         """Return the time since the piece of work at hand began."""

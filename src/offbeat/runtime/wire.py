@@ -2,7 +2,8 @@
 
 A segment lies in a block that the worker owns: a word that says whether it is in use, the arrays that the
 collector wrote in place, and a pickle with everything else. The worker writes it and sends its address; the
-driver clears the word when the segment is no longer needed. So no message waits for an answer.
+driver clears the word when the segment is no longer needed. Begun work, scripts and open work lie in blocks,
+too, which their reader releases at once. So no message waits for an answer.
 """
 
 from __future__ import annotations
@@ -13,30 +14,33 @@ import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from offbeat.runtime.messages import Accept
+from offbeat.runtime.messages import Accept, CutTickets, GiveWork, Message
 from offbeat.runtime.shared import Address, Block, arrays_in, copy_object, num_bytes_of, pack_object
-from offbeat.types import Array, ArraySpec, Episodes, Segment, StateTree, Ticket
+from offbeat.types import Array, ArraySpec, Episodes, Piece, Segment, StateTree, Ticket
 
-TICKET, WEIGHTS = 1, 2
-"""Kinds of records to a worker: a ticket, or the address of another block of weights."""
-SEGMENT, UP, DOWN, LOST, PROGRESS = 1, 2, 3, 4, 5
-"""Kinds of `ToDriver`: a segment, or (with a text or a pickle behind the record) a start, an end or
-progress."""
+TICKET, WEIGHTS, BEGUN, CUT, GIVE_WORK = 1, 2, 3, 4, 5
+"""Kinds of records to a worker: a ticket, the address of another block of weights, the block with begun work
+and script of the ticket behind it, tickets to cut, or the question for begun work."""
+SEGMENT, UP, DOWN, LOST, PROGRESS, WORKED, WAITS, OPEN_WORK, TAKEN = 1, 2, 3, 4, 5, 6, 7, 8, 9
+"""Kinds of `ToDriver`: a segment; with a text or a pickle behind the record a start or another capacity, an
+end, progress, or what a collector reports; a block with begun work; the number of records taken."""
 MOST_SENT = 64
-"""Tickets that are with a worker at most: they fit into its pipe, so that no write blocks."""
+"""Records in a worker's pipe at most: they fit, so that no write blocks."""
 _READ_BYTES = 1 << 16
 _HEAD_BYTES = 64
 _FIRST_TAIL_BYTES = 1 << 12
 _TO_WORKER = struct.Struct("8q")
-_TO_DRIVER = struct.Struct("7q2d")
+_TO_DRIVER = struct.Struct("7q3d")
+RECORD_BYTES = _TO_WORKER.size
+_CUT_AT_ONCE, _NO_TICKET = 7, -1
 
 
 class ToDriver(NamedTuple):
-    """A record to the driver. ``ticket`` is the capacity in one of kind `UP`."""
+    """A record to the driver. ``ticket`` is the capacity in one of kind `UP`, a number in one of `TAKEN`."""
 
     kind: int
     ticket: int = 0
@@ -47,6 +51,7 @@ class ToDriver(NamedTuple):
     num_bytes: int = 0
     collect_s: float = 0.0
     state_s: float = 0.0
+    busy_s: float = 0.0
 
 
 def pack_ticket(ticket: Ticket) -> bytes:
@@ -60,6 +65,22 @@ def pack_weights(address: Address) -> bytes:
     return _TO_WORKER.pack(WEIGHTS, *address, 0, 0, 0)
 
 
+def pack_message(message: Message, lender: Lender) -> bytes:
+    """Pack a message to a worker; begun work and scripts go into a block of the ``lender``."""
+    match message:
+        case Accept(ticket, None, ()):
+            return pack_ticket(ticket)
+        case Accept(ticket, begun, script):
+            address = lender.lend((begun, script))
+            return _TO_WORKER.pack(BEGUN, *address, 0, 0, 0) + pack_ticket(ticket)
+        case CutTickets(tickets):
+            padded = (*tickets, *(-len(tickets) % _CUT_AT_ONCE) * (_NO_TICKET,))
+            starts = range(0, len(padded), _CUT_AT_ONCE)
+            return b"".join(_TO_WORKER.pack(CUT, *padded[at : at + _CUT_AT_ONCE]) for at in starts)
+        case GiveWork():
+            return _TO_WORKER.pack(GIVE_WORK, *_CUT_AT_ONCE * (0,))
+
+
 def write_all(descriptor: int, data: bytes) -> None:
     """Write to a pipe, waiting for its reader where necessary."""
     while data:
@@ -67,42 +88,71 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 class WorkerInput:
-    """The worker's end: tickets, however their records were cut on their way, and the weights' address."""
+    """The worker's end: messages, however their records were cut on their way, and the weights' address.
 
-    def __init__(self, descriptor: int, collector: int) -> None:
+    ``wake_fd`` is a pipe: a byte in it ends a wait. The driver is told how many records were taken.
+    """
+
+    def __init__(self, descriptor: int, collector: int, wake_fd: int | None = None) -> None:
         self.weights: Address | None = None
-        self._descriptor = descriptor
+        self._descriptor, self._wake_fd = descriptor, wake_fd
         self._collector = collector
         self._rest = b""
+        self._begun: tuple[StateTree | None, tuple[Piece, ...]] = (None, ())  # of the next ticket
+        self._num_taken = 0
         self._poll = select.poll()
-        self._poll.register(descriptor, select.POLLIN)
+        for one in (descriptor,) if wake_fd is None else (descriptor, wake_fd):
+            self._poll.register(one, select.POLLIN)
 
-    def receive(self, timeout_s: float | None) -> Sequence[Accept] | None:
-        """Return the tickets that have come; None: the driver says stop, or is gone."""
+    def receive(self, timeout_s: float | None) -> Sequence[Message] | None:
+        """Return the messages that have come; None: the driver says stop, or is gone."""
         try:
             if timeout_s is not None:
-                return self._read() if self._poll.poll(1000.0 * timeout_s) else ()
-            while not (tickets := self._read()):
+                return self._wait(1000.0 * timeout_s)
+            while not (messages := self._read()):
                 pass  # only an address came, or a part of a record
         except (EOFError, OSError):
             return None
-        return tickets
+        return messages
 
-    def _read(self) -> list[Accept]:
+    def _wait(self, timeout_ms: float) -> Sequence[Message]:
+        ready = [descriptor for descriptor, _ in self._poll.poll(timeout_ms)]
+        if self._wake_fd is not None and self._wake_fd in ready:
+            os.read(self._wake_fd, _READ_BYTES)
+        return self._read() if self._descriptor in ready else ()
+
+    def _read(self) -> list[Message]:
         data = os.read(self._descriptor, _READ_BYTES)
         if not data:
             raise EOFError
         data = self._rest + data
         end = len(data) - len(data) % _TO_WORKER.size
         self._rest = data[end:]
-        tickets = []
+        messages: list[Message] = []
         for kind, *fields in _TO_WORKER.iter_unpack(data[:end]):
-            if kind == WEIGHTS:
-                self.weights = Address(*fields[:4])
-            else:
+            if kind == TICKET:
                 number, *rest = fields
-                tickets.append(Accept(Ticket(number, self._collector, *rest)))
-        return tickets
+                messages.append(Accept(Ticket(number, self._collector, *rest), *self._begun))
+                self._begun = (None, ())
+            else:
+                messages += self._unpack(kind, fields)
+        self._num_taken += end // _TO_WORKER.size
+        if self._num_taken >= MOST_SENT // 2:
+            write_all(self._descriptor, pack_text(TAKEN, b"", self._num_taken))
+            self._num_taken = 0
+        return messages
+
+    def _unpack(self, kind: int, fields: Sequence[int]) -> list[Message]:
+        if kind == CUT:
+            return [CutTickets(tuple(number for number in fields if number != _NO_TICKET))]
+        if kind == GIVE_WORK:
+            return [GiveWork()]
+        address = Address(*fields[:4])
+        if kind == WEIGHTS:
+            self.weights = address
+        else:
+            self._begun = take_lent(address)
+        return []
 
 
 class DriverInput:
@@ -132,12 +182,64 @@ class DriverInput:
         return records
 
 
-def pack_text(kind: int, extra: bytes, capacity: int = 0) -> bytes:
-    """Pack a start, an end or a report of progress with what belongs to it."""
-    return _TO_DRIVER.pack(kind, capacity, 0, 0, 0, 0, len(extra), 0.0, 0.0) + extra
+def pack_text(kind: int, extra: bytes, number: int = 0) -> bytes:
+    """Pack a report to the driver with what belongs to it: a text or a pickle, a capacity or a count."""
+    return _TO_DRIVER.pack(kind, number, 0, 0, 0, 0, len(extra), 0.0, 0.0, 0.0) + extra
 
 
-# ---------------------------------------------------------------- segments in blocks
+def pack_open_work(address: Address) -> bytes:
+    """Pack the address of a block with begun work."""
+    _, *place = address
+    return _TO_DRIVER.pack(OPEN_WORK, 0, 0, *place, 0, 0.0, 0.0, 0.0)
+
+
+# ---------------------------------------------------------------- objects and segments in blocks
+
+
+class Lender:
+    """Objects in blocks of this process, each of which another process reads once (`take_lent`)."""
+
+    def __init__(self) -> None:
+        self._lent: list[Block] = []
+
+    @property
+    def num_lent(self) -> int:
+        """Blocks that are not freed."""
+        return len(self._lent)
+
+    def lend(self, value: Any) -> Address:
+        """Put an object into a block of its own."""
+        self.free()
+        packed = pack_object(value)
+        block = Block.create(_HEAD_BYTES + packed.num_bytes)
+        packed.write(block.memory[_HEAD_BYTES:])
+        block.words[0] = 1
+        self._lent.append(block)
+        return block.address
+
+    def free(self) -> None:
+        """Free the blocks that were read."""
+        lent, self._lent = self._lent, []
+        for block in lent:
+            if block.words[0]:
+                self._lent.append(block)
+            else:
+                block.close()
+
+    def close(self) -> None:
+        """Free all blocks: nobody reads them any more."""
+        for block in self._lent:
+            block.close()
+        self._lent.clear()
+
+
+def take_lent(address: Address) -> Any:
+    """Copy an object that another process lends, and release its block; OSError if that has ended."""
+    block = Block.open(address)
+    value = copy_object(block.bytes[_HEAD_BYTES:])
+    block.words[0] = 0
+    block.close()
+    return value
 
 
 class Slot:
@@ -169,7 +271,9 @@ class SegmentWriter:
         self._next = self._take()
         return dict(self._next.views)
 
-    def write(self, segment: Segment, state: StateTree | None, state_s: float = 0.0) -> bytes:
+    def write(
+        self, segment: Segment, state: StateTree | None, state_s: float = 0.0, busy_s: float = 0.0
+    ) -> bytes:
         """Put a segment and the state after it into a block; return the record to send."""
         ticket, versions, episodes = segment.ticket, segment.versions, segment.episodes
         is_one = len(versions) == 1 and int(versions[0]) == ticket.version  # the reader makes it: cheaper
@@ -189,7 +293,7 @@ class SegmentWriter:
         self._sent.append(slot)
         _, *place = slot.block.address
         numbers = (SEGMENT, ticket.number, ticket.version, *place, packed.num_bytes)
-        return _TO_DRIVER.pack(*numbers, segment.collect_s, state_s)
+        return _TO_DRIVER.pack(*numbers, segment.collect_s, state_s, busy_s)
 
     def _take(self) -> Slot:
         """Find a block that was released, from the one sent longest ago, or make one."""

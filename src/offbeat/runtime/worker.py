@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -21,14 +22,34 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from offbeat.pacing.events import CollectorDown, CollectorUp, SegmentArrived
+from offbeat.pacing.events import (
+    CollectorDown,
+    CollectorUp,
+    CollectorWaits,
+    CollectorWorked,
+    OpenWork,
+    SegmentArrived,
+)
 from offbeat.roles import Evaluator, progress_to
 from offbeat.runtime.base import describe
 from offbeat.runtime.learning import LazyEvaluator
-from offbeat.runtime.serve import Report, SyncTimeout, serve, start
+from offbeat.runtime.serve import Report, Stamp, SyncTimeout, serve, start
 from offbeat.runtime.shared import Address, Block, copy_object, newest_version, read_weights
 from offbeat.runtime.spec import Assignment
-from offbeat.runtime.wire import DOWN, LOST, PROGRESS, UP, SegmentWriter, WorkerInput, pack_text, write_all
+from offbeat.runtime.wire import (
+    DOWN,
+    LOST,
+    PROGRESS,
+    UP,
+    WAITS,
+    WORKED,
+    Lender,
+    SegmentWriter,
+    WorkerInput,
+    pack_open_work,
+    pack_text,
+    write_all,
+)
 from offbeat.types import Array, ArraySpec
 
 if TYPE_CHECKING:
@@ -81,22 +102,38 @@ class Reporter:
 class CollectorHost:
     """Runs a collector in this process: tickets in, segments in shared memory out."""
 
-    def __init__(self, descriptor: int, assignment: Assignment[Any]) -> None:
+    def __init__(self, descriptor: int, assignment: Assignment[Any], since: Stamp) -> None:
         self._descriptor = descriptor
         self._assignment = assignment
-        self._inbox = WorkerInput(descriptor, assignment.context.collector)
+        self._since = since
+        wake_fd, self._wake_fd = os.pipe()
+        os.set_blocking(self._wake_fd, False)
+        self._inbox = WorkerInput(descriptor, assignment.context.collector, wake_fd)
         self._weights = Weights(assignment.sync_timeout_s)
         self._segments = SegmentWriter(None)
+        self._open_work = Lender()
         self._specs: dict[str, ArraySpec] | None = None
 
     def run(self) -> None:
         """Make the collector and serve it, until the driver wants no more or it raised."""
         with progress_to(Reporter(self._send_progress)):
-            server = start(self._assignment, self._newest, self._post, self._allocate_for)
+            server = start(
+                self._assignment,
+                self._newest,
+                self._post,
+                self._allocate_for,
+                wake=self._wake,
+                since=self._since,
+            )
             if server is not None:
                 serve(server, self._inbox)
         while self._inbox.receive(None) is not None:
             pass  # segments that were sent can be read for as long as this process lives
+
+    def _wake(self) -> None:
+        """Have the collector advance again; from any thread."""
+        with contextlib.suppress(BlockingIOError):  # enough bytes are there
+            os.write(self._wake_fd, b"x")
 
     def _allocate_for(self, specs: dict[str, ArraySpec]) -> Callable[[], dict[str, Array]]:
         self._specs, self._segments = specs, SegmentWriter(specs)
@@ -111,14 +148,18 @@ class CollectorHost:
 
     def _post(self, event: Report) -> None:
         match event:
-            case SegmentArrived(segment, _, state, state_s):
-                record = self._segments.write(segment, state, state_s)
-            case CollectorUp(_, capacity):
-                record = pack_text(UP, cloudpickle.dumps(self._specs), capacity)
+            case SegmentArrived(segment, _, state, state_s, busy_s):
+                record = self._segments.write(segment, state, state_s, busy_s)
+            case CollectorWorked(_, busy_s, units):
+                record = pack_text(WORKED, pickle.dumps((busy_s, units)))
+            case CollectorWaits(_, version, tickets):
+                record = pack_text(WAITS, pickle.dumps((version, tickets)))
+            case OpenWork(_, work):
+                record = pack_open_work(self._open_work.lend(work))
+            case CollectorUp(_, capacity, _, is_wide):
+                record = pack_text(UP, cloudpickle.dumps((self._specs, is_wide)), capacity)
             case CollectorDown(_, reason, raised):
                 record = pack_text(DOWN if raised else LOST, reason.encode())
-            case _:
-                return
         write_all(self._descriptor, record)
 
 
@@ -168,16 +209,20 @@ _SERVERS: dict[str, Callable[[Connection, Any], EvaluatorServer | RankServer]] =
 }
 
 
-def _beat(address: Address, interval_s: float) -> None:
-    """Count in shared memory for as long as this process lives: its signs of life."""
-    counter = Block.open(address).words
+def _beat(address: Address, interval_s: float) -> Stamp:
+    """Count in shared memory for as long as this process lives: its signs of life.
+
+    Return the word behind, for the start of a collector's piece of work.
+    """
+    words = Block.open(address).words
 
     def count() -> None:
         while True:
-            counter[0] += 1
+            words[0] += 1
             time.sleep(interval_s)
 
     threading.Thread(target=count, name="heartbeat", daemon=True).start()
+    return words[1:2]
 
 
 def _die_with_parent() -> None:
@@ -214,7 +259,7 @@ def main(
 ) -> None:
     """Make the role in the payload and serve it until a stop request."""
     _die_with_parent()
-    _beat(pulse, interval_s)
+    since = _beat(pulse, interval_s)
     for number in (signal.SIGINT, signal.SIGHUP):  # the driver decides what they mean
         signal.signal(number, signal.SIG_IGN)
     stacks = os.fdopen(stack_fd, "w")
@@ -230,7 +275,7 @@ def main(
         text = f"{name} raised while starting:\n{describe(error)}"
         write_all(connection_fd, pack_text(DOWN, text.encode()))
         return
-    CollectorHost(connection_fd, assignment).run()
+    CollectorHost(connection_fd, assignment, since).run()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,169 @@
+"""What a runtime and its wide collectors tell each other, on all runtimes but Ray: see test_ray_messages.py."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from offbeat.pacing.events import (
+    CollectorUp,
+    CollectorWaits,
+    CollectorWorked,
+    OpenWork,
+    Published,
+    SegmentArrived,
+)
+from offbeat.runtime.spec import CollectorState
+from offbeat.types import Piece, Progress, Span, Ticket
+from tests.integration.test_collectors import KINDS, running, wait_for
+from tests.integration.wide_fakes import Counting, Tools
+
+LONG = 10**9
+
+
+def ticket(number: int, version: int = 0, collector: int = 0) -> Ticket:
+    return Ticket(number, collector, version, 9, seed=number)
+
+
+def tokens_of(arrived: list[SegmentArrived]) -> dict[int, list[int]]:
+    return {event.segment.ticket.number: event.segment.data["tokens"].tolist() for event in arrived}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_collector_holds_more_tickets_than_fit_into_a_pipe(kind: str) -> None:
+    class Whole(Counting):
+        """Finishes all of its tickets together, when it holds them all."""
+
+        def advance(self) -> Progress:
+            return super().advance() if len(self._open) == self.capacity else Progress(idle=True)
+
+    with running(kind, partial(Whole, length=1, capacity=500)) as runtime:
+        for number in range(500):
+            runtime.collect(ticket(number))
+        arrived = wait_for(runtime, SegmentArrived, 500)
+    assert sorted(tokens_of(arrived)) == list(range(500))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_begun_work_and_scripts_reach_the_collector(kind: str) -> None:
+    script = (Piece((Span(0, 2),), "stop"), Piece((Span(0, 7),), "eos"))
+    with running(kind, Counting) as runtime:
+        runtime.collect(ticket(0))
+        runtime.collect(ticket(1), {"tokens": np.array([-3, -2, -1])})
+        runtime.collect(ticket(2), None, script)
+        for number in range(3, 300):  # blocks must not stop the pipe
+            runtime.collect(ticket(number), {"tokens": np.arange(4)}, ())
+        found = tokens_of(wait_for(runtime, SegmentArrived, 300))
+    assert found[0] == [0] * 5
+    assert found[1] == [-3, -2, -1, 0, 0]
+    assert found[2] == [0] * 9
+    assert found[299] == [0, 1, 2, 3, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tickets_are_cut_where_they_are(kind: str) -> None:
+    with running(kind, partial(Counting, length=LONG), num_collectors=2) as runtime:
+        held = [ticket(number, collector=number % 2) for number in range(200)]
+        for one in held:
+            runtime.collect(one)
+        runtime.cut(held[50:])
+        arrived = wait_for(runtime, SegmentArrived, 150)
+    assert sorted(tokens_of(arrived)) == list(range(50, 200))
+    assert {event.segment.pieces[0].end for event in arrived} == {"cut"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_begun_work_can_be_asked_for_again_and_again(kind: str) -> None:
+    with running(kind, partial(Counting, length=LONG, pause_s=0.001), num_collectors=2) as runtime:
+        for number in range(4):
+            runtime.collect(ticket(number, collector=number % 2))
+        before = 0
+        for _ in range(3):
+            assert sorted(runtime.ask_work()) == [0, 1]
+            answers = {event.collector: event.work for event in wait_for(runtime, OpenWork, 2)}
+            assert sorted(answers[0]) == [0, 2] and sorted(answers[1]) == [1, 3]
+            assert len(answers[0][0]["tokens"]) >= before
+            before = len(answers[0][0]["tokens"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_collectors_of_one_segment_at_a_time_are_not_asked_for_begun_work(kind: str) -> None:
+    with running(kind, lambda context: lambda ticket, weights: 1.0) as runtime:
+        assert list(runtime.ask_work()) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_collector_says_which_version_its_scripts_wait_for(kind: str) -> None:
+    with running(kind, Counting) as runtime:
+        for number in range(2):
+            runtime.collect(ticket(number), None, (Piece((Span(0, 2), Span(1, 3)), "eos"),))
+        (waits,) = wait_for(runtime, CollectorWaits)
+        assert (waits.version, sorted(waits.tickets)) == (1, [0, 1])
+        runtime.publish(1)
+        arrived = wait_for(runtime, SegmentArrived, 2, then=Published)
+    assert tokens_of(arrived) == {0: [0, 0, 1, 1, 1], 1: [0, 0, 1, 1, 1]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_collector_that_waits_for_tools_is_woken(kind: str) -> None:
+    with running(kind, partial(Tools, tool_s=0.2)) as runtime:
+        began_s = time.monotonic()
+        for number in range(3):
+            runtime.collect(ticket(number))
+        arrived = wait_for(runtime, SegmentArrived, 3)
+        took_s = time.monotonic() - began_s
+    assert took_s < 0.9, "it was advanced when its second was over, not when it was woken"
+    assert max(event.segment.data["turns"] for event in arrived) < 20, "it was asked all the time"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_busy_time_is_reported_while_nothing_is_finished(kind: str) -> None:
+    with running(kind, partial(Counting, length=LONG, pause_s=0.01)) as runtime:
+        runtime.collect(ticket(0))
+        (worked,) = wait_for(runtime, CollectorWorked)[:1]
+    assert worked.collector == 0 and worked.units["tokens"] > 1
+    assert worked.busy_s == pytest.approx(1e-6 * worked.units["tokens"])
+
+
+class Shrinks(Counting):
+    """Wants to hold fewer tickets after its first."""
+
+    def advance(self) -> Progress:
+        progress = super().advance()
+        self.capacity = 3 if progress.segments else self.capacity
+        return progress
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_capacity_may_change(kind: str) -> None:
+    ups: list[CollectorUp] = []
+    with running(kind, partial(Shrinks, capacity=8)) as runtime:
+        runtime.collect(ticket(0))
+        ups += wait_for(runtime, CollectorUp, then=SegmentArrived)
+        runtime.collect(ticket(1))
+        wait_for(runtime, SegmentArrived)
+    assert [(up.collector, up.capacity, up.is_wide) for up in ups] == [(0, 3, True)]
+    assert (ups[0].pid is not None) == (kind == "processes")
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors as Linux shows them")
+def test_killed_worker_leaves_no_block_behind() -> None:
+    class Stuck(Counting):
+        def accept(self, ticket: Ticket, begun: Any = None, script: Any = ()) -> None:
+            time.sleep(60)
+
+    counts = []
+    with running("processes", Stuck) as runtime:
+        for number in range(3):
+            for one in range(100):
+                runtime.collect(ticket(one), {"tokens": np.arange(1000)})
+            runtime.kill_collector(0, "was killed")
+            runtime.start_collector(0, CollectorState(number))
+            wait_for(runtime, CollectorUp)
+            counts.append(len(os.listdir("/proc/self/fd")))
+    assert len(set(counts)) == 1
