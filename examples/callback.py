@@ -3,7 +3,7 @@
 import argparse
 
 import offbeat
-from offbeat.observe.callbacks import EvalInfo, RoundInfo, RunInfo, WorkerLostInfo
+from offbeat.observe.callbacks import CollectorLostInfo, EvalInfo, RoundInfo, RunInfo
 
 
 class Watch(offbeat.Callback):
@@ -33,7 +33,7 @@ class Watch(offbeat.Callback):
         if info.metrics["eval/return_mean"] >= 475:
             self._stop(f"solved at version {info.version}")
 
-    def on_worker_lost(self, info: WorkerLostInfo) -> None:
+    def on_collector_lost(self, info: CollectorLostInfo) -> None:
         """A place for a message to your phone."""
         print(f"ALARM collector {info.collector} lost: {info.reason}")
 

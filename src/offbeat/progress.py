@@ -1,4 +1,4 @@
-"""Reports of how far a piece of work is, from whoever does it to the display of the run."""
+"""Reports of how far a piece of work is, from the role that does it to the display of the run."""
 
 from __future__ import annotations
 

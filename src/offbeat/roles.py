@@ -146,7 +146,7 @@ class Ranks(Protocol):
 
     @property
     def rank(self) -> int:
-        """Which one this is; 0 publishes, saves and reports."""
+        """Number of this rank; 0 publishes, saves and reports."""
         ...
 
     @property

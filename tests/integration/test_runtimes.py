@@ -358,7 +358,7 @@ def test_driver_that_was_busy_does_not_blame_its_collectors() -> None:
     lost = []
 
     class Keep(Callback):
-        def on_worker_lost(self, info: Any) -> None:
+        def on_collector_lost(self, info: Any) -> None:
             lost.append(info)
 
     settings = Settings(async_training=AsyncTrainingConfig(generation_timeout=0.8))

@@ -379,6 +379,41 @@ def test_replay_fails_when_weights_differ(
     assert "bb" in shown
 
 
+@pytest.mark.parametrize(
+    ("options", "wanted", "left_in"),
+    [
+        ((), {"runtime": "inline", "until": None, "out": None}, None),
+        (("--to", "4"), {"runtime": "inline", "until": 4, "out": None}, "runs/x-to-4"),
+        (
+            ("--to", "4", "--out", "runs/y", "--runtime", "processes"),
+            {"runtime": "processes", "until": 4, "out": "runs/y"},
+            "runs/y",
+        ),
+    ],
+    ids=["whole", "to", "all options"],
+)
+def test_replay_takes_a_round_a_directory_and_a_runtime(
+    options: tuple[str, ...],
+    wanted: dict[str, object],
+    left_in: str | None,
+    api: Calls,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    api.answers["replay_run"] = lambda: ReplayReport(True, "aa", "aa", 4)
+    assert run("replay", "runs/x", *options) == 0
+    ((_, (directory, *_), given),) = api.seen
+    assert (directory, given) == ("runs/x", wanted)
+    shown = capsys.readouterr().out
+    assert ("left in" in shown) == (left_in is not None)
+    assert left_in is None or left_in in shown
+
+
+def test_replay_refuses_a_runtime_that_does_not_exist(api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("replay", "runs/x", "--runtime", "process") == 2
+    assert "--runtime must be one of inline, threads, processes, ray" in capsys.readouterr().err
+    assert api.seen == []
+
+
 def test_digest_prints_the_digest_alone(api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     api.answers["digest"] = lambda: "abc"
     assert run("digest", "runs/x") == 0

@@ -6,13 +6,13 @@ from offbeat.errors import OffbeatError
 from offbeat.observe import (
     Callback,
     CheckpointInfo,
+    CollectorLostInfo,
     EvalInfo,
     FinishInfo,
     RoundInfo,
     RunControl,
     RunInfo,
     RunSummary,
-    WorkerLostInfo,
 )
 from offbeat.observe.callbacks import added_metrics, call_all, finish_all
 
@@ -37,7 +37,7 @@ class Recorder(Callback):
     def on_checkpoint(self, info: CheckpointInfo) -> None:
         self.seen.append(info)
 
-    def on_worker_lost(self, info: WorkerLostInfo) -> None:
+    def on_collector_lost(self, info: CollectorLostInfo) -> None:
         self.seen.append(info)
 
     def on_notice(self, text: str) -> None:
@@ -61,7 +61,7 @@ def happenings() -> list[tuple[str, object]]:
         ("on_round", RoundInfo(1, {"a/b": 1.0})),
         ("on_eval", EvalInfo(1, {"eval/return_mean": 2.0})),
         ("on_checkpoint", CheckpointInfo(1, Path("x"), 0.1)),
-        ("on_worker_lost", WorkerLostInfo(0, "killed", 1)),
+        ("on_collector_lost", CollectorLostInfo(0, "killed", 1)),
         ("on_notice", "hello"),
         ("on_finish", FinishInfo(1, "done", 1.0)),
     ]

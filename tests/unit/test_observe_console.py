@@ -11,13 +11,13 @@ import pytest
 from offbeat.observe import (
     Callback,
     CheckpointInfo,
+    CollectorLostInfo,
     EvalInfo,
     FinishInfo,
     RoundInfo,
     RunControl,
     RunInfo,
     RunSummary,
-    WorkerLostInfo,
     make_console,
     preview,
 )
@@ -59,7 +59,7 @@ def tell_a_run(console: Callback, clock: Clock, rounds: int = 3) -> None:
         console.on_round(RoundInfo(version, METRICS, "collect"))
     console.on_eval(EvalInfo(8, {"eval/return_mean": 500.0}))
     console.on_checkpoint(CheckpointInfo(9, Path("x"), 0.25))
-    console.on_worker_lost(WorkerLostInfo(1, "killed [by hand]", 2))
+    console.on_collector_lost(CollectorLostInfo(1, "killed [by hand]", 2))
     console.on_notice("mind the [gap]")
     clock.now_s += 1.0
     console.on_round(RoundInfo(8 + rounds, METRICS, "collect"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from offbeat.observe.callbacks import Callback, WorkerLostInfo, check_hooks
+from offbeat.observe.callbacks import Callback, CollectorLostInfo, WorkerLostInfo, check_hooks
 from offbeat.pacing.events import CollectorDown
 from offbeat.roles import WorkerContext
 from offbeat.types import Ticket
@@ -19,6 +19,7 @@ def test_a_worker_has_a_lane_of_so_many() -> None:
 
 
 def test_a_lost_worker_names_its_lane_and_its_collector() -> None:
+    assert WorkerLostInfo is CollectorLostInfo
     info = WorkerLostInfo(3, "killed", 1)
     assert (info.lane, info.collector) == (3, 3)
 

@@ -99,6 +99,31 @@ def test_a_torn_state_is_noticed() -> None:
         torn.check()
 
 
+@pytest.mark.parametrize(
+    "drift",
+    [
+        lambda ledger: ledger.waiting.update({2: 2, 3: 2}),
+        lambda ledger: ledger.running_on[0].add(9),
+        lambda ledger: ledger.lost.add(9),
+        lambda ledger: setattr(ledger, "trained", 0),
+    ],
+    ids=["deadlines", "running", "lost", "trained"],
+)
+def test_a_count_that_drifts_is_noticed(drift: Callable[[Ledger], None]) -> None:
+    ledger = Ledger()
+    for number, deadline in enumerate((1, 1, 2, 3, 3, 3)):
+        ledger.issue(Ticket(number, 0, 0, deadline, seed=number))
+    for number in range(3):
+        ledger.arrive(number)
+    train(ledger, 0)
+    ledger.begin_round([1])
+    assert ledger.check() == Counts(issued=6, running=3, ready=2, trained=1, dropped=0, lost=0)
+    assert ledger.waiting == {2: 1, 3: 3}
+    drift(ledger)
+    with pytest.raises(PromiseBroken, match="not conserved"):
+        ledger.check()
+
+
 def aged(finished: int, outstanding: int = 10) -> Ledger:
     """A ledger of a run that has trained so many tickets, one in ten dropped, and has some outstanding."""
     trained = finished - finished // 10

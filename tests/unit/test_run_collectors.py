@@ -371,6 +371,17 @@ def test_tickets_that_only_waited_are_not_to_blame() -> None:
     assert len(one.table.losses) == 4
 
 
+def test_losses_over_a_ticket_are_forgotten_when_it_arrives() -> None:
+    """So a loss looks at no ticket but those that are still out, however many were ever lost."""
+    one = Table(max_worker_restarts=100)
+    for number in range(20):
+        one.issue(number, float(number))
+        lose_and_restart(one, float(number))
+        one.issue(number, number + 0.5)
+        one.arrive(number, number + 0.9)
+    assert one.table._failures == {}
+
+
 # ---------------------------------------------------------------- saving
 
 

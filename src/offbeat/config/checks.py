@@ -121,7 +121,7 @@ def _queue_size(config: RunConfig) -> list[Conflict]:
 
 
 def _prefill_keys(config: RunConfig) -> list[str]:
-    """What makes the first round of a replay run wait."""
+    """Settings that make the first round of a replay run wait."""
     known = type(config.algorithm).model_fields
     names = ("min_buffer_size", "batch_size", "replay_ratio")
     causes = [f"algorithm.{name}" for name in names if name in known]

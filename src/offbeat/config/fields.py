@@ -1,4 +1,4 @@
-"""What a configuration field accepts, in words: for error messages and for the reference page."""
+"""Values that a configuration field accepts, in words: for error messages and for the reference page."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _EITHER_OR: Mapping[Path, Path] = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a key was written. ``rank`` is the number of the layer: a higher one was written later."""
+    """Position of a key in its source. ``rank`` is the number of the layer: a higher one came later."""
 
     source: str
     line: int | None = None
@@ -54,7 +54,7 @@ class Layer:
     places: dict[Path, Place] = field(default_factory=dict)
 
     def place(self, path: Path) -> Place:
-        """Where ``path`` was written; for a key that nobody wrote, the nearest section above it."""
+        """Return the place of ``path``; for a key that no layer has, that of the nearest section above it."""
         lengths = range(len(path), -1, -1)
         return next(self.places[path[:length]] for length in lengths if path[:length] in self.places)
 
@@ -123,7 +123,7 @@ def _is_flow(error: MarkedYAMLError) -> bool:
 
 
 def _reason(error: YAMLError) -> str:
-    """What the library complains about, without its excerpt of the text."""
+    """Return the complaint of the library, without its excerpt of the text."""
     if isinstance(error, MarkedYAMLError):
         if "'\\t'" in (error.problem or ""):
             return "a tab; YAML is indented with spaces"

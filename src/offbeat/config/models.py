@@ -65,12 +65,12 @@ class Section(BaseModel):
 
 
 class AlgorithmConfig(Section):
-    """What every algorithm's own settings start from; the subclass is chosen by ``name``."""
+    """Base of every algorithm's own settings; the subclass is chosen by ``name``."""
 
     mode: ClassVar[Literal["stream", "replay"]] = "stream"
-    """Whether each segment is trained once, or kept in a replay that rounds sample from."""
+    """Segments are trained once, or kept in a replay that rounds sample from."""
     acts_anywhere: ClassVar[bool] = False
-    """Whether collectors' networks can compute on a GPU."""
+    """True when collectors' networks can compute on a GPU."""
 
     name: str = Field(
         description="Which algorithm trains: a built-in one or a plugin; `offbeat list` shows them."
@@ -302,7 +302,7 @@ Resources = dict[str, float]
 
 
 class RayConfig(Section):
-    """Where the Ray runtime finds its machines, and what each actor asks of them."""
+    """Machines of the Ray runtime, and the resources that each actor asks of them."""
 
     address: str | None = Field(
         default=None,
@@ -341,7 +341,7 @@ class RayConfig(Section):
 
 
 class RuntimeConfig(Section):
-    """Where collectors live, how many there are, and how patient we are with them."""
+    """Runtime and number of collectors, and limits of their starts, restarts and work."""
 
     kind: RuntimeKind = Field(
         default="processes",
@@ -394,7 +394,7 @@ class RuntimeConfig(Section):
 
 
 class LearnerConfig(Section):
-    """How many processes the learner is made of."""
+    """Processes of the learner."""
 
     num_ranks: int = Field(
         default=1,
@@ -505,7 +505,7 @@ class RunSection(Section):
 
 
 class EvalConfig(Section):
-    """When and how frozen weights are evaluated."""
+    """Evaluation of frozen weights."""
 
     interval_rounds: int | None = Field(
         default=None, ge=1, description="Rounds between two evaluations; null: none before the end."
@@ -542,7 +542,7 @@ class EvalConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """When the run is saved, so that it can be resumed."""
+    """Checkpoints, from which a run can be resumed."""
 
     enabled: bool = Field(default=True, description="Save checkpoints; without them a run cannot be resumed.")
     interval_rounds: int | None = Field(
@@ -586,7 +586,7 @@ def _lower(value: object) -> object:
 
 
 class ObserveConfig(Section):
-    """What a run shows and writes while it goes."""
+    """Display, logs and sinks of a run."""
 
     stats_interval_s: float = Field(
         default=30.0, gt=0, description="Seconds between two blocks of component statistics in logs/run.log."

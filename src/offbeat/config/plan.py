@@ -1,4 +1,4 @@
-"""What a configuration will do, in words: for ``offbeat check``."""
+"""Description of a run by its configuration, in words: for ``offbeat check``."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def staleness_bound(config: RunConfig) -> str:
 
 
 def _distance(config: RunConfig) -> str:
-    """How far collecting and training run apart in a replay run."""
+    """Return how far collecting and training run apart in a replay run."""
     dial = config.async_training
     if dial.off_policy_degree == AUTO:
         return (
@@ -101,7 +101,7 @@ def _distance(config: RunConfig) -> str:
 
 
 def _ages(config: RunConfig) -> str:
-    """How old what is drawn from a replay may be."""
+    """Return how old samples drawn from a replay may be."""
     oldest = getattr(config.algorithm, "max_age", None)
     if oldest is not None:
         return f"what is drawn from the replay is at most {_count(oldest, 'version')} old (algorithm.max_age)"

@@ -88,7 +88,7 @@ def unknown(name: str, models: Models) -> str:
 
 
 def _nested_homes(name: str, value: object, models: Models) -> list[str]:
-    """Where a section within a section may be meant, such as ``network`` of ``network.kind=mlp``."""
+    """Return the sections in which a nested one may be meant, such as ``network`` of ``network.kind=mlp``."""
     if not isinstance(value, dict):
         return []
     return [f"{section}.{name}" for section, model in models.items() if name in model.model_fields]
@@ -101,7 +101,7 @@ def _leaves(model: type[Section]) -> list[str]:
 
 
 def _obstacle(layer: Layer, found: list[str]) -> str | None:
-    """Why a short name cannot be written in full, if anything speaks against it."""
+    """Return why a short name cannot be written in full; None when it can."""
     if len(found) > 1:
         return f"could be {' or '.join(found)}: write it under its section, or with the section and a dot"
     section, field = found[0].split(".")

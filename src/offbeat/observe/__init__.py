@@ -3,6 +3,7 @@
 from offbeat.observe.callbacks import (
     Callback,
     CheckpointInfo,
+    CollectorLostInfo,
     EvalInfo,
     FinishInfo,
     RoundInfo,
@@ -22,6 +23,7 @@ from offbeat.observe.system import SystemMonitor
 __all__ = [
     "Callback",
     "CheckpointInfo",
+    "CollectorLostInfo",
     "EvalInfo",
     "EventLog",
     "FinishInfo",

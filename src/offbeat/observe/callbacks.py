@@ -1,4 +1,4 @@
-"""Hooks into a run: what happened, as frozen messages, to whoever wants to know."""
+"""Hooks into a run, with frozen messages of what happened."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ CheckpointInfo = Saved
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLostInfo:
+class CollectorLostInfo:
     """A collector died, hung or raised and is being replaced; ``restarts`` counts all of them so far."""
 
     collector: int
@@ -123,6 +123,10 @@ class WorkerLostInfo:
     def lane(self) -> int:
         """Older name of ``collector``."""
         return self.collector
+
+
+WorkerLostInfo = CollectorLostInfo
+"""Older name of `CollectorLostInfo`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +175,12 @@ class Callback:
     def on_checkpoint(self, info: CheckpointInfo) -> None:
         """Called when a checkpoint is on the disk."""
 
-    def on_worker_lost(self, info: WorkerLostInfo) -> None:
+    def on_collector_lost(self, info: CollectorLostInfo) -> None:
         """Called when a collector was lost."""
+        self.on_worker_lost(info)
+
+    def on_worker_lost(self, info: CollectorLostInfo) -> None:
+        """Older name of `on_collector_lost`."""
 
     def on_notice(self, text: str) -> None:
         """Called with what the user should know, e.g. that a torn checkpoint was passed over."""
@@ -285,8 +293,8 @@ class CallbackObserver:
 
     def _collector_down(self, event: CollectorDown, now_s: float) -> None:
         self._num_lost += 1
-        info = WorkerLostInfo(event.collector, event.reason, self._num_lost)
-        call_all(self._callbacks, "on_worker_lost", info)
+        info = CollectorLostInfo(event.collector, event.reason, self._num_lost)
+        call_all(self._callbacks, "on_collector_lost", info)
 
     def _end(self, event: Restarting | Finished, now_s: float) -> None:
         if self._started_s is None:

@@ -17,12 +17,12 @@ from offbeat.observe.callbacks import (
     Bottleneck,
     Callback,
     CheckpointInfo,
+    CollectorLostInfo,
     EvalInfo,
     FinishInfo,
     RoundInfo,
     RunInfo,
     RunSummary,
-    WorkerLostInfo,
 )
 from offbeat.observe.text import REPLAY_METRIC, duration, evaluation, fill, number, plain, sparkline
 
@@ -193,7 +193,7 @@ class PlainConsole(Display):
     def on_checkpoint(self, info: CheckpointInfo) -> None:
         self._say(f"checkpoint of version {info.version} ({info.seconds:.2f} s)")
 
-    def on_worker_lost(self, info: WorkerLostInfo) -> None:
+    def on_collector_lost(self, info: CollectorLostInfo) -> None:
         self._say(f"collector {info.collector} lost: {info.reason} (restart {info.restarts})")
 
     def on_notice(self, text: str) -> None:
@@ -332,7 +332,7 @@ class RichConsole(Display):
     def on_checkpoint(self, info: CheckpointInfo) -> None:
         self._frame.checkpoint = info.version
 
-    def on_worker_lost(self, info: WorkerLostInfo) -> None:
+    def on_collector_lost(self, info: CollectorLostInfo) -> None:
         self._above(f"collector {info.collector} lost: {info.reason} (restart {info.restarts})")
 
     def on_notice(self, text: str) -> None:

@@ -156,7 +156,10 @@ class Meter:
         segment, totals = event.segment, self._totals
         ticket, samples = segment.ticket, segment.num_steps
         by_env = self._samples_by_env[ticket.collector]
-        self._samples_by_env[ticket.collector] = _added(by_env, segment.steps_by_env or (samples,))
+        if segment.steps_by_env:
+            self._samples_by_env[ticket.collector] = _added(by_env, segment.steps_by_env)
+        else:
+            by_env[0] += samples
         self._waiting[ticket.number] = (event.num_bytes, samples)
         self._window.samples += samples
         self._window.state_s += event.state_s

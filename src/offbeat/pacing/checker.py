@@ -87,7 +87,7 @@ class InvariantChecker:
         return due
 
     def _opened(self) -> int:
-        """What the dial says, or while it opens, as far as that has gone."""
+        """Return k as the dial says, or as far as it has opened."""
         config, every = self.config, self.config.open_rounds
         if config.mode == "replay" or not every:
             return self.dial

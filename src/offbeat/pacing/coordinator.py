@@ -457,6 +457,9 @@ class Coordinator:
         ledger, size, next_round = self.ledger, self.config.segments_per_round, self.next_round
         version, deadline = self.published, self.published + self.degree
         waiting = dict(ledger.waiting)
+        # Steps of the segments before a ticket, those that no round has taken yet for their mean. They depend
+        # on nothing that timing decides at k = 0: not on what has arrived.
+        steps, trained = self._steps_trained, ledger.trained
         for _ in range(self._num_allowed(now_s)):
             if (collector := self._next_free()) is None:
                 return
@@ -464,19 +467,10 @@ class Coordinator:
             if self.config.mode == "stream" and not self._rule(waiting, next_round, size):
                 return
             number = ledger.issued
-            steps = self._steps_collected(number)
-            seed = self._seed(number)
-            ticket = Ticket(number, collector, version, deadline, seed, 0, steps, self._steps_trained)
+            collected = steps * number // trained if trained else 0
+            ticket = Ticket(number, collector, version, deadline, self._seed(number), 0, collected, steps)
             self._issue(ticket, actions)
             self._issued_at_s = now_s
-
-    def _steps_collected(self, number: int) -> int:
-        """Steps of the segments before this one, those that no round has taken yet for their mean.
-
-        It depends on nothing that timing decides at k = 0: not on what has arrived.
-        """
-        trained = self.ledger.trained
-        return self._steps_trained * number // trained if trained else 0
 
     def _issue(self, ticket: Ticket, actions: list[Action]) -> None:
         collector = ticket.collector
@@ -516,7 +510,7 @@ class Coordinator:
     def _next_free(self) -> int | None:
         """Return the collector of the next ticket, None while it has to wait for one.
 
-        At k = 0 ticket n belongs to collector n mod N, whoever is free: that makes the order of experience,
+        At k = 0 ticket n belongs to collector n mod N, whichever is free: that makes the order of experience,
         and so the weights, independent of timing. Above 0 collectors take turns, and one that holds as many
         tickets as it wants is passed over, so a slow collector holds no other up.
         """

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
+from operator import attrgetter
 from typing import Any
 
 from offbeat.errors import PromiseBroken
@@ -18,6 +19,7 @@ from offbeat.types import Ticket
 RUNNING, READY, TRAINED, DROPPED, LOST = range(1, 6)
 _BITS = 10  # of a member within its word: words of 1,024 bits keep both levels short up to 10^6 members
 _MASK = (1 << _BITS) - 1
+_deadline_of = attrgetter("deadline")
 _NAMES = {RUNNING: "running", READY: "ready", LOST: "lost"}
 
 
@@ -208,13 +210,16 @@ class Ledger:
         """Assert conservation: every ticket has one fate, and all counts agree with the tickets at hand."""
         counts = self.counts()
         at_hand = counts.running + counts.ready + counts.lost
-        waiting = sum(self.waiting.values()) + len(self._round)
+        waiting = Counter(map(_deadline_of, self.outstanding()))
+        waiting.subtract(map(_deadline_of, map(self.ready.__getitem__, self._round)))
         ready = sum(map(len, self._ready_by.values())) + len(self._round)
-        agree = ready == counts.ready and len(self.lost) == counts.lost
-        if not (agree and at_hand == waiting == self.num_outstanding):
+        running = sum(map(len, self.running_on.values()))
+        agree = (running, ready, len(self.lost)) == (counts.running, counts.ready, counts.lost)
+        if not (agree and at_hand == self.num_outstanding and +waiting == self.waiting):
             raise PromiseBroken(
-                f"tickets are not conserved: {counts}, {self.num_outstanding} outstanding, {waiting} with a "
-                f"deadline, {ready} ready by deadline, {len(self.lost)} in line to be issued again"
+                f"tickets are not conserved: {counts}, {self.num_outstanding} outstanding, {running} running "
+                f"by collector, {ready} ready by deadline, {len(self.lost)} in line to be issued again, "
+                f"{self.waiting} waiting by deadline, counted {dict(+waiting)}"
             )
         return counts
 

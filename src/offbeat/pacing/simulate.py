@@ -80,7 +80,7 @@ def no_rule(deadlines: Mapping[int, int], next_round: int, segments_per_round: i
 
 RULES: dict[str, Feasible] = {"deadline": feasible, "lag": lag_rule, "none": no_rule}
 
-_Happening = tuple[float, float, int, bool, Callable[..., None], tuple[Any, ...]]
+_Planned = tuple[float, float, int, bool, Callable[..., None], tuple[Any, ...]]
 """Time, random tie-breaker, number, True if it comes from outside, function, its arguments."""
 
 
@@ -130,7 +130,7 @@ class Simulation:
         self._log = log
         self._rng = Random(schedule.seed)
         self._step_rng = Random(f"steps of {schedule.seed}")
-        self._heap: list[_Happening] = []
+        self._heap: list[_Planned] = []
         self._pending = self._number = self._publishes = 0
         self._losses: Counter[int] = Counter()
         self._keeps_checkpoints = bool(schedule.faults.crashes) or schedule.faults.resume_after_stop
@@ -182,7 +182,7 @@ class Simulation:
     def _begin_life(self) -> None:
         """Start the run, or start it again from its last checkpoint."""
         config = self.schedule.config
-        self._heap = [happening for happening in self._heap if happening[3]]
+        self._heap = [planned for planned in self._heap if planned[3]]
         heapify(self._heap)
         self._pending = 0
         self._wake_at_s: float | None = None
@@ -202,7 +202,7 @@ class Simulation:
             self.checker = checker.after_crash(kept)
             self.checker.check(self.coordinator.counts())
         self._carry_out(self.coordinator.start(self.now_s))
-        if config.stepwise:  # what somebody who goes step by step wants holds for the whole run
+        if config.stepwise:  # the gates of a stepwise run hold for the whole run
             self._set_gates(self._gates)
         for number in range(config.num_collectors):
             self._at(self._rng.uniform(0, self.schedule.start_s), self._up, number)
@@ -404,7 +404,7 @@ class Simulation:
         return None if self._gates.collect else GatesSet(collect=True, until=until)
 
     def _act(self) -> None:
-        if self._inbox:  # whoever goes step by step sees the run as it is now
+        if self._inbox:  # the user of a stepwise run sees it as it is now
             self._step()
         self._is_thinking = False
         if self.finish is None and (gates := self._next_gates()) is not None:

@@ -83,7 +83,7 @@ class Collectors:
         self._saves = saves
         self._window_s = 0.0
         self._lost_at_s: deque[float] = deque()
-        self._failures: dict[int, int] = {}  # ticket -> collectors that were lost over it
+        self._failures: dict[int, int] = {}  # ticket still out -> collectors that were lost over it
         self._work = [self._work_of(index, row) for index, row in enumerate(self.rows)]
 
     def handlers(self) -> Handlers:
@@ -118,6 +118,8 @@ class Collectors:
         segment, index = event.segment, event.segment.ticket.collector
         row, collect_s = self.rows[index], segment.collect_s + event.state_s
         del row.tickets[segment.ticket.number]
+        if self._failures:
+            self._failures.pop(segment.ticket.number, None)
         # An arrival may be noticed late, after the learner's turn: the segment says how long it took.
         ended_s = min(now_s, row.since_s + collect_s) if collect_s > 0 else now_s
         row.busy_s += max(0.0, ended_s - max(row.since_s, self._window_s))

@@ -101,7 +101,7 @@ class Saving:
 
     @property
     def loss(self) -> str:
-        """Why the run has nothing to resume from although it tried to save; empty when it has something."""
+        """Reason for which the run has nothing to resume from although it saved; empty: it has something."""
         return self._failure if self._manager is not None and not self._manager.versions() else ""
 
     def begin(self, version: int, whole: bool = True) -> Outcome:

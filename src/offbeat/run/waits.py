@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 _SUSPENDED_S = 2.0
 Text = str | Callable[[], str]
-"""A text, or what returns it when somebody reads the row."""
+"""A text, or a function that returns it when the row is read."""
 
 
 class Wait(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -56,15 +55,22 @@ class OneByOne:
         if not self._tickets:
             return Progress(idle=True)
         ticket = self._tickets.popleft()
-        if ticket.version != self._version:
-            ticket = replace(ticket, version=self._version)
+        version = self._version
+        if ticket.version != version:
+            number, collector, _, *others = ticket.as_row()
+            ticket = Ticket(number, collector, version, *others)
         started_s = perf_counter()
         if self._in_place is not None:
-            segment = self._in_place.collect_into(ticket, self._weights, self.allocate())
+            result = self._in_place.collect_into(ticket, self._weights, self.allocate())
         else:
-            segment = _as_segment(ticket, self._collect(ticket, self._weights))
+            result = self._collect(ticket, self._weights)
         busy_s = perf_counter() - started_s
-        return Progress((segment.timed(busy_s),), busy_s, segment.units, idle=not self._tickets)
+        if self._in_place is not None or isinstance(result, Segment):
+            segment = result.timed(busy_s)
+        else:
+            versions = np.array([version], np.int64)
+            segment = Segment(ticket, result, versions, {"segments": 1}, collect_s=busy_s)
+        return Progress((segment,), busy_s, segment.units, idle=not self._tickets)
 
     def state_dict(self) -> StateTree | None:
         """Return the state after the last segment; None when the target cannot give one."""
@@ -73,12 +79,6 @@ class OneByOne:
     def load_state_dict(self, state: StateTree) -> None:
         """Continue from a state taken after some segment."""
         self._target.load_state_dict(state)
-
-
-def _as_segment(ticket: Ticket, result: Any) -> Segment:
-    if isinstance(result, Segment):
-        return result
-    return Segment(ticket, result, np.array([ticket.version], np.int64), {"segments": 1})
 
 
 def check_collector(made: Any) -> None:

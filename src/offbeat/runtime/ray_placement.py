@@ -1,4 +1,4 @@
-"""Which Ray node each actor of a run goes to, and a refusal in words when the nodes cannot hold them.
+"""Placement of the actors of a run on Ray nodes, and a refusal in words when the nodes cannot hold them.
 
 Nothing here talks to Ray: nodes come in, placements go out.
 """

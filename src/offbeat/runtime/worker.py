@@ -1,7 +1,7 @@
 """A worker process: makes one role and serves it until its driver says stop or is gone.
 
-Started as ``python -m offbeat.runtime.worker``, with its name last for whoever looks at processes. Not
-through multiprocessing: so the user's script is not run again, no guard is needed in it, and functions from
+Started as ``python -m offbeat.runtime.worker``, with its name last, for lists of processes. Not through
+multiprocessing: so the user's script is not run again, no guard is needed in it, and functions from
 notebooks travel by value. Collectors speak in the records of `offbeat.runtime.wire`, other roles in small
 tuples; arrays and states go through shared memory.
 """
