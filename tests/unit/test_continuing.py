@@ -69,6 +69,7 @@ def refusal(directory: Path, *overrides: str) -> str:
             "run.rounds is 120",
             ["eval.episodes=3", "run.rounds=320"],
         ),
+        (160, POOR, ["total_timesteps=1000"], "160 rounds already", ["run.rounds=320"]),
         (57, GOOD, ["run.rounds=60"], "run.stop_return = 475", ["run.rounds=60", "run.stop_return=null"]),
         (57, EVALUATED, [], "has reached run.stop_eval_return = 490.", ["run.stop_eval_return=null"]),
         (
