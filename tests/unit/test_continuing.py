@@ -152,6 +152,13 @@ def test_a_run_that_is_not_there_is_a_mistake_of_the_user(
     assert "is not a run directory: it has n" in capfd.readouterr().err
 
 
+def test_check_of_a_directory_without_a_run_is_a_mistake_of_the_user(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run("check", str(tmp_path)) == 2
+    assert "is not a run directory: it has n" in capfd.readouterr().err
+
+
 # ---------------------------------------------------------------- what is shown at the end
 
 
