@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
@@ -79,3 +79,11 @@ def parse_json(data: bytes | str) -> Any:
         return json.loads(data)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def numbers(values: Iterable[Any]) -> list[Any]:
+    """Return values of a saved state as a list; TypeError when one of them is no number."""
+    found = list(values)
+    if strange := [value for value in found if not isinstance(value, int | float)]:
+        raise TypeError(f"{strange[0]!r:.40} in place of a number")
+    return found

@@ -1,4 +1,4 @@
-"""What a runtime and its wide collectors tell each other, on all runtimes but Ray: see test_ray_messages.py."""
+"""Messages between a runtime and its wide collectors, on all runtimes but Ray: see test_ray_messages.py."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -205,6 +206,21 @@ def with_part(name: str, text: str) -> Callable[[Path], object]:
     return of_each_step(forge)
 
 
+def with_replaced(name: str, pattern: str, text: str) -> Callable[[Path], object]:
+    """Other text in a file of the run, or of each of its checkpoints."""
+
+    def replace(path: Path) -> None:
+        forged, count = re.subn(pattern, text, path.read_text(), count=1)
+        assert count, path
+        path.write_text(forged)
+
+    def forge(step: Path) -> None:
+        replace(step / f"{name}.json")
+        seal(step)
+
+    return (lambda run: replace(run / name)) if name.endswith(".jsonl") else of_each_step(forge)
+
+
 def without_part(name: str) -> Callable[[Path], object]:
     def forge(step: Path) -> None:
         files = json.loads((step / "manifest.json").read_text())["files"]
@@ -285,6 +301,12 @@ FORGERIES: dict[str, Callable[[Path], object]] = {
     **{f"no {part}": without_part(part) for part in ("learner", "coordinator", "meter", "collectors")},
     **{f"odd {part}": with_part(part, '{"dict":[["x",1]]}') for part in ("learner", "coordinator", "meter")},
     "odd recorder": with_part("recorder", "[]"),
+    "text among samples": with_replaced("meter", r'"samples_by_env", \[\[\d+', '"samples_by_env", [["x"'),
+    "text as staleness": with_replaced("recorder", r'"max_staleness", \d+', '"max_staleness", "x"'),
+    "text as incarnation": with_replaced("collectors", r'"incarnation", \d+', '"incarnation", "x"'),
+    "number as a world": with_replaced("collectors", r'\["state", ', '["state", 5], ["was", '),
+    "collector of nobody": with_replaced("schedule.jsonl", '"lane":0', '"lane":99'),
+    "collector as text": with_replaced("schedule.jsonl", '"lane":0', '"lane":"x"'),
     "other weights": of_each_step(lambda step: with_weights(step, {"w": np.ones(3)})),
     "odd shapes": of_each_step(lambda step: with_weights(step, {name: np.ones((2, 2)) for name in NAMES})),
     **{f"{name} as a file": as_file(name) for name in NO_DIRECTORIES},
@@ -316,6 +338,8 @@ FORGERIES: dict[str, Callable[[Path], object]] = {
 
 UNSEEN = ["other weights", "odd shapes"]
 UNSEEN += [name for name in FORGERIES if name.startswith("odd ") and name.endswith(("er", "or"))]
+UNSEEN += [name for name in FORGERIES if name.startswith("text ")]
+UNSEEN += ["number as a world", "collector of nobody"]
 """What has the form of a state is not taken apart before a run needs it."""
 
 

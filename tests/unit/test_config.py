@@ -290,6 +290,8 @@ def test_empty_file(files: Files, text: str) -> None:
         ),
         ("run: {seed: 1}\nrun: {seed: 2}\n", 3, "run", "written twice, first in line 2; keep one"),
         ("env:\n  kwargs:\n    1: a\n", 4, "env.kwargs.1", "a key must be text; put it in quotes"),
+        ("env:\n  kwargs:\n    ? [1, 2]\n    : a\n", 4, "env.kwargs", "a key must be text, not a list"),
+        (f"run:\n  seed: 0x{'f' * 5000}\n", 3, "run.seed", "cannot be read: Exceeds the limit"),
         ("env:\n  kwargs: &a\n    b: *a\n", 3, "env.kwargs.b", "the alias contains itself"),
         (
             "env:\n  kwargs:\n    a: !!python/name:os.system x\n",

@@ -69,6 +69,7 @@ def refusal(directory: Path, *overrides: str) -> str:
             "run.rounds is 120",
             ["eval.episodes=3", "run.rounds=320"],
         ),
+        (160, POOR, ["total_timesteps=1000"], "160 rounds already", ["run.rounds=320"]),
         (57, GOOD, ["run.rounds=60"], "run.stop_return = 475", ["run.rounds=60", "run.stop_return=null"]),
         (57, EVALUATED, [], "has reached run.stop_eval_return = 490.", ["run.stop_eval_return=null"]),
         (
@@ -148,6 +149,13 @@ def test_a_run_that_is_not_there_is_a_mistake_of_the_user(
     assert "; the newest runs: runs/pole" in capfd.readouterr().err
     (tmp_path / "nothere").mkdir()
     assert run(verb, "nothere") == 2
+    assert "is not a run directory: it has n" in capfd.readouterr().err
+
+
+def test_check_of_a_directory_without_a_run_is_a_mistake_of_the_user(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run("check", str(tmp_path)) == 2
     assert "is not a run directory: it has n" in capfd.readouterr().err
 
 

@@ -348,6 +348,12 @@ def test_a_schedule_from_before_rollbacks_and_checksums_is_read() -> None:
         {"kind": "round", "version": 0},
         {"kind": "round", "version": 0, "tickets": 3, "degree": 1},
         {**round_of(0, [0]), "weights": [1]},
+        {**round_of(0, [0]), "weights": [1, "x"]},
+        round_of(0, [{}]),  # type: ignore[list-item]
+        round_of(0, [0, 0]),
+        {**round_of(0, [0]), "degree": 0.5},
+        segment(0, 1e308, 0),  # type: ignore[arg-type]
+        segment(0, 0, 0, incarnation=None),  # type: ignore[arg-type]
         {"version": 0},
     ],
 )
@@ -373,6 +379,13 @@ def test_missing_segments_are_named() -> None:
     one.begin()
     with pytest.raises(ReplayError, match=r"round 0 trained tickets \[1\], which the schedule does not have"):
         one.arrive(0, 2)
+
+
+@pytest.mark.parametrize("collector", [-1, 2, 10**30])
+def test_segments_of_a_collector_that_the_run_does_not_have_are_refused(collector: int) -> None:
+    one = Replayed(pace_of([segment(0, collector, 0), *RECORDS]))
+    with pytest.raises(ReplayError, match=f"ticket 0 is of collector {collector}, but the run has 2"):
+        one.begin()
 
 
 # ---------------------------------------------------------------- state

@@ -79,9 +79,11 @@ def _show(
 
 def _check_run(run: str, overrides: Sequence[str], report: Report) -> None:
     from offbeat.cli.check_run import examine
+    from offbeat.cli.status import check_is_run
 
     if overrides:
         raise ConfigError(f"{run} is the directory of a run, which is checked as it is: leave KEY=VALUE out")
+    check_is_run(Path(run))
     rows, problems = examine(Path(run))
     verdict = f"PROBLEMS with {', '.join(problems)}" if problems else "whole"
     show_table(f"check of {run}: {verdict}", rows)

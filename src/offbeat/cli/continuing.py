@@ -54,6 +54,8 @@ def refuse_if_done(run: str, overrides: Sequence[str]) -> None:
     reached = {"run.stop_return": goals.stop_return, "run.stop_eval_return": goals.stop_eval_return}
     why += [f"has reached {name} = {goal:g}" for name, goal in reached.items() if f"{name}=null" in missing]
     replaced = {one.partition("=")[0] for one in missing}
+    if "run.rounds" in replaced:
+        replaced.add("run.total_timesteps")  # beside run.rounds, the shorter of the two would hold
     kept = [one for one in overrides if _full_name(one) not in replaced]
     command = " ".join(["offbeat resume", *map(shlex.quote, [run, *kept, *missing])])
     raise ConfigError(f"nothing is left to train: {run} {' and '.join(why)}. To train on: {command}")

@@ -132,12 +132,17 @@ def status(
 # ---------------------------------------------------------------- looking
 
 
-def read_status(directory: Path, now_s: float, stuck_after_s: float | None = None) -> Status:
-    """Read a run directory and judge the run as of ``now_s``, in unix seconds. Changes nothing of a run."""
+def check_is_run(directory: Path) -> None:
+    """Raise RunNotFound for a directory that holds nothing of a run."""
     if not (directory / "manifest.json").exists() and not (directory / "events.jsonl").exists():
         from offbeat.run.directory import not_found
 
         raise not_found(directory, "it has neither manifest.json nor events.jsonl")
+
+
+def read_status(directory: Path, now_s: float, stuck_after_s: float | None = None) -> Status:
+    """Read a run directory and judge the run as of ``now_s``, in unix seconds. Changes nothing of a run."""
+    check_is_run(directory)
     pid = lock_owner(directory / "lock")  # first: a run that ends meanwhile is then told by its events
     is_held = pid is not None
     has_events = (directory / "events.jsonl").exists()

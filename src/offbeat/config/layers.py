@@ -168,8 +168,10 @@ class _Reader:
         for key_node, value_node in node.value:
             place = Place(self._source, key_node.start_mark.line + 1)
             key = key_node.value
-            if not isinstance(key_node, ScalarNode) or key_node.tag not in _TEXT_TAGS:
-                self._complain(place, (*path, str(key)), "a key must be text; put it in quotes")
+            if not isinstance(key_node, ScalarNode):
+                self._complain(place, path, "a key must be text, not a list or a mapping")
+            elif key_node.tag not in _TEXT_TAGS:
+                self._complain(place, (*path, key), "a key must be text; put it in quotes")
             elif key in values:
                 first = self.places[(*path, key)]
                 self._complain(place, (*path, key), f"written twice, first in line {first.line}; keep one")
@@ -202,7 +204,10 @@ class _Reader:
         if node.tag in _TEXT_TAGS:
             return node.value
         try:
-            return self._scalars.construct_object(node, deep=True)
+            value = self._scalars.construct_object(node, deep=True)
+            if isinstance(value, int):
+                str(value)  # ValueError for a hexadecimal number of more digits than Python prints
+            return value
         except (YAMLError, ValueError) as error:
             reason = getattr(error, "problem", None) or str(error)
             self._complain(Place(self._source, node.start_mark.line + 1), path, f"cannot be read: {reason}")

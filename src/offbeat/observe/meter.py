@@ -31,6 +31,7 @@ from offbeat.pacing.events import (
     Signals,
     TrainStarted,
 )
+from offbeat.reading import numbers
 from offbeat.types import Batch, Metrics, StateTree
 
 _EPISODES_AVERAGED = 100
@@ -409,16 +410,18 @@ class Meter:
         ``ready`` are the tickets whose segments were restored.
         """
         self._totals = _Totals(**state["totals"])
+        numbers(asdict(self._totals).values())
         # Earlier versions counted the samples of each collector, without its environments.
         by_env = state.get("samples_by_env") or [[0] for _ in self._samples_by_env]
         for index, samples in enumerate(by_env[: len(self._samples_by_env)]):
-            self._samples_by_env[index] = list(samples)
+            self._samples_by_env[index] = numbers(samples)
         self._recent_returns.clear()
-        self._recent_returns.extend(state["recent_returns"])
+        self._recent_returns.extend(numbers(state["recent_returns"]))
         self._recent_rounds_s.clear()
-        self._recent_rounds_s.extend(state["recent_rounds_s"])
-        self._return_mean, self._length_mean = state["return_mean"], state["length_mean"]
-        queued = {int(number): size for number, size in state["queued_bytes"].items()}
+        self._recent_rounds_s.extend(numbers(state["recent_rounds_s"]))
+        self._return_mean, self._length_mean = numbers((state["return_mean"], state["length_mean"]))
+        sizes = state["queued_bytes"]
+        queued = dict(zip(map(int, sizes), numbers(sizes.values()), strict=True))
         self._waiting = {number: (queued.get(number, 0), 0) for number in ready}
         self._window = _Window()
         self._rounds_here, self._first_ticket_s, self._last_round_s = 0, 0.0, 0.0

@@ -8,6 +8,7 @@ they share nothing.
 from __future__ import annotations
 
 import math
+import operator
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,12 +66,17 @@ class Schedule:
                     raise ReplayError("the schedule has a gap: the disk was full while the run went on")
                 if kind == "segment":
                     found = RecordedSegment(collector=fields.pop("lane"), **fields)
+                    _check_whole(found.collector, *fields.values())
                     segments.setdefault(found.version, []).append(found)
                 else:
                     version, tickets = record["version"], tuple(record["tickets"])
+                    _check_whole(version, record["degree"], *tickets)
+                    if len(set(tickets)) < len(tickets):
+                        raise ValueError(f"round {version} with a ticket twice")
                     rounds[version] = Train(version, tickets, record["degree"])
                     if "weights" in record:
                         published, checksum = record["weights"]
+                        _check_whole(published, checksum)
                         checksums[published] = checksum
         except (KeyError, TypeError, ValueError) as error:
             raise ReplayError(
@@ -278,11 +284,21 @@ class RecordedPace:
             if not self._waves:
                 return [self._train()]
             wave = self._waves.popleft()
+            self._check_collectors(wave)
             self.rollbacks = wave[0].rollbacks
             for segment in wave:
                 self._queues.setdefault(segment.collector, deque()).append(segment)
         actions = [action for collector in list(self._queues) for action in self._next_tickets(collector)]
         return actions if self._stop_reason is None else self._finish(self._stop_reason)
+
+    def _check_collectors(self, wave: Sequence[RecordedSegment]) -> None:
+        """Refuse segments of collectors that this run does not have: nobody would ever bring them."""
+        num_collectors = len(self.incarnations)
+        if strange := [one for one in wave if not 0 <= one.collector < num_collectors]:
+            raise ReplayError(
+                f"ticket {strange[0].ticket} is of collector {strange[0].collector}, but the run has "
+                f"{num_collectors}: schedule.jsonl was damaged or edited"
+            )
 
     def _next_tickets(self, collector: int) -> list[Action]:
         """Issue a collector's tickets, and restart it where the recorded run did."""
@@ -373,6 +389,12 @@ class RecordedPace:
         self._ready = {n: v for n, v in state["versions"] if arrived is None or n in arrived}
         self._num_trained = sum(len(self._schedule.rounds[v].tickets) for v in range(self.version))
         self._steps_trained = state.get("steps_trained", 0)
+
+
+def _check_whole(*values: Any) -> None:
+    """Raise TypeError unless all values are whole numbers, as all of a schedule are."""
+    for value in values:
+        operator.index(value)
 
 
 def _waves_of(segments: Sequence[RecordedSegment]) -> deque[list[RecordedSegment]]:

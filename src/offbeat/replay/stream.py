@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import index
 from typing import Any
 
 import numpy as np
 
+from offbeat.reading import numbers
 from offbeat.types import Episodes, Piece, RemoteData, Segment, Span, StateTree, Ticket
 
 
@@ -64,16 +66,24 @@ def _to_tree(segment: Segment) -> dict[str, StateTree]:
 
 
 def _from_tree(tree: dict[str, StateTree]) -> Segment:
-    episodes = Episodes(tuple(tree["episodes"]["returns"]), tuple(tree["episodes"]["lengths"]))
+    """Return a segment; TypeError, among others, when the tree has another form than `_to_tree` gives it."""
+    data, versions, episodes = tree["data"], tree["versions"], tree["episodes"]
+    if not _is_arrays(data) or not isinstance(versions, np.ndarray) or versions.dtype.kind != "i":
+        raise TypeError("a segment without arrays")
     return Segment(
-        ticket=Ticket(*tree["ticket"]),
-        data=tree["data"],
-        versions=tree["versions"],
-        units=tree["units"],
-        episodes=episodes,
-        collect_s=tree["collect_s"],
-        steps_by_env=tuple(tree.get("steps_by_env", ())),
-        pieces=tuple(
-            Piece(tuple(Span(*span) for span in spans), end) for spans, end in tree.get("pieces", ())
-        ),
+        ticket=Ticket(*map(index, tree["ticket"])),
+        data=data,
+        versions=versions,
+        units={unit: index(count) for unit, count in tree["units"].items()},
+        episodes=Episodes(tuple(numbers(episodes["returns"])), tuple(map(index, episodes["lengths"]))),
+        collect_s=float(tree["collect_s"]),
+        steps_by_env=tuple(map(index, tree.get("steps_by_env", ()))),
+        pieces=tuple(map(_piece, tree.get("pieces", ()))),
     )
+
+
+def _piece(saved: StateTree) -> Piece:
+    spans, end = saved
+    if type(end) is not str:
+        raise TypeError("a piece whose end is no text")
+    return Piece(tuple(Span(index(version), index(size), bool(was)) for version, size, was in spans), end)  # type: ignore[arg-type]

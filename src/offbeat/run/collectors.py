@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -243,7 +244,7 @@ class Collectors:
     def load_state_dict(self, state: dict[str, Any], rollback: int = 0) -> None:
         """Continue from saved states; with ``rollback`` (its number) start again, with other seeds."""
         for row, saved in zip(self.rows, state["starts"], strict=False):
-            start = CollectorState(saved["incarnation"], saved["state"])
+            start = CollectorState(operator.index(saved["incarnation"]), saved["state"])
             row.start = CollectorState(start.incarnation + rollback) if rollback else after_restart(start)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import operator
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -253,9 +254,9 @@ class Driver:
         ready = self._store.ready()
         self.pace.load_state_dict(parts["coordinator"], ready)
         self.collectors.load_state_dict(parts["collectors"], point.rollback)
-        self.pace.rollbacks = parts["collectors"]["rollbacks"] + point.rollback
+        self.pace.rollbacks = operator.index(parts["collectors"]["rollbacks"]) + point.rollback
         self.meter.load_state_dict(parts["meter"], ready)
-        self.meter.max_staleness = parts["recorder"]["max_staleness"]
+        self.meter.max_staleness = operator.index(parts["recorder"]["max_staleness"])
 
     def _capture(self) -> Parts:
         """Return all parts of a checkpoint but the learner, as they are now."""

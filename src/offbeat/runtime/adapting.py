@@ -12,7 +12,7 @@ import numpy as np
 
 from offbeat.errors import ConfigError
 from offbeat.roles import Collector, InPlaceCollector, check_methods, has_state
-from offbeat.runtime.spec import Assignment
+from offbeat.runtime.spec import Assignment, load_state
 from offbeat.types import Array, ArraySpec, Piece, Progress, Segment, StateTree, Ticket
 
 AllocateFor = Callable[[dict[str, ArraySpec]], Callable[[], dict[str, Array]]]
@@ -115,5 +115,5 @@ def make_collector(
     if allocate_for is not None and isinstance(collector, OneByOne) and collector.specs is not None:
         collector.allocate = allocate_for(collector.specs)
     if assignment.state is not None:
-        collector.load_state_dict(assignment.state)
+        load_state(collector, assignment.state, "the collector")
     return collector

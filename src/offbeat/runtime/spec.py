@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from offbeat.config.settings import Settings
 from offbeat.errors import CheckpointError, OffbeatError
-from offbeat.roles import Evaluator, Learner, PerWorker, WorkerContext
+from offbeat.roles import Collector, Evaluator, Learner, PerWorker, WorkerContext
 from offbeat.runtime.base import close_learner
 from offbeat.seeding import derive_seed
 from offbeat.types import StateTree
@@ -120,7 +120,7 @@ class RunSpec:
             learner = make_ranked(self, context, host, launcher)
         if state is not None:
             try:
-                _load(learner, state)
+                load_state(learner, state, "the learner")
             except BaseException:
                 close_learner(learner)
                 raise
@@ -133,13 +133,14 @@ def thread_limits(num_threads: int) -> dict[str, str]:
     return {name: str(num_threads) for name in names}
 
 
-def _load(learner: Learner, state: StateTree) -> None:
+def load_state(role: Learner | Collector, state: StateTree, name: str) -> None:
+    """Load a saved state into a role; CheckpointError with its ``name`` when it has not the role's form."""
     try:
-        learner.load_state_dict(state)
+        role.load_state_dict(state)
     except OffbeatError:
         raise
     except Exception as error:
         raise CheckpointError(
-            f"the checkpoint does not fit the learner ({type(error).__name__}: {error}); use one that this "
+            f"the checkpoint does not fit {name} ({type(error).__name__}: {error}); use one that this "
             "run and this version of its code wrote"
         ) from error
