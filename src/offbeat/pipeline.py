@@ -272,6 +272,8 @@ def _pace_config(
         min_segments=max(dial.min_batch_count or 0, min_segments),
         warmup_s=warmup_s,
         max_outstanding=dial.max_queue_size,
+        max_drops_per_round=dial.max_drops_per_round,
+        straggler_policy=dial.straggler_policy,
         publish_interval=dial.weight_sync_interval,
         eval_interval=settings.eval.interval_rounds if judges else None,
         eval_at_end=settings.eval.at_end and judges,

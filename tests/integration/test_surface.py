@@ -107,6 +107,8 @@ DIAL = [
     "max_staleness_allowed",
     "max_queue_size",
     "min_batch_count",
+    "max_drops_per_round",
+    "straggler_policy",
     "batch_timeout",
     "generation_timeout",
     "batch_generation_interval",

@@ -505,32 +505,18 @@ def test_config_made_in_python_is_checked_and_overridden(files: Files) -> None:
         ),
         (["async_training.min_batch_count=3"], "async_training.min_batch_count", "set it to 2 or less"),
         (
-            [
-                f"async_training.{dial}"
-                for dial in ("min_batch_count=5", "off_policy_degree=1", "open_rounds=0")
-            ],
+            ["async_training.min_batch_count=5", "async_training.off_policy_degree=1"],
             "async_training.min_batch_count",
             "set it to 4 or less",
-        ),
-        (
-            ["async_training.min_batch_count=3", "async_training.off_policy_degree=1"],
-            "async_training.min_batch_count",
-            "set it to 2 or less, or open_rounds to 0",
         ),
         (
             [
                 "async_training.min_batch_count=4",
                 "async_training.off_policy_degree=1",
-                "async_training.open_rounds=0",
                 "async_training.max_queue_size=3",
             ],
             "async_training.min_batch_count",
             "set it to 3 or less",
-        ),
-        (
-            ["async_training.min_batch_count=4", "async_training.off_policy_degree=1", "run.rounds=1"],
-            "async_training.min_batch_count",
-            "set it to 2 or less",
         ),
         (["algorithm.lr=2"], "algorithm.lr", "too high for so many rounds"),
         (
@@ -555,12 +541,8 @@ def test_combinations_that_cannot_run(files: Files, overrides: list[str], key: s
         ["async_training.max_staleness_allowed=0"],
         ["async_training.max_staleness_allowed=8", "async_training.off_policy_degree=-1"],
         ["async_training.max_queue_size=2"],
-        [
-            "async_training.min_batch_count=4",
-            "async_training.off_policy_degree=1",
-            "async_training.open_rounds=0",
-        ],
-        ["async_training.min_batch_count=2", "async_training.off_policy_degree=1"],
+        ["async_training.min_batch_count=4", "async_training.off_policy_degree=1"],
+        ["async_training.min_batch_count=18", "async_training.off_policy_degree=-1"],
         ["env.num_envs=3", "runtime.num_workers=3"],
         ["algorithm.lr=2", "run.rounds=10"],
     ],

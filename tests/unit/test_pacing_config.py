@@ -34,12 +34,17 @@ def config(**changes: Any) -> PaceConfig:
         ),
         ({"off_policy_degree": AUTO, "max_staleness": 2}, "auto_max 8 is above max_staleness_allowed 2"),
         ({"max_outstanding": 3}, "raise max_queue_size, or lower segments_per_round$"),
-        ({"min_segments": 5}, "min_batch_count 5 can never be met"),
-        ({"off_policy_degree": 1, "max_outstanding": 4, "min_segments": 5}, "min_batch_count 5"),
         (
-            {"off_policy_degree": 3, "open_rounds": 1, "min_segments": 5},
-            "min_batch_count 5 .* at most 4 .* lower it, or set open_rounds to 0",
+            {"min_segments": 5},
+            "min_batch_count 5 .* at most 4 .* lower it to that, or raise off_policy_degree",
         ),
+        (
+            {"off_policy_degree": 1, "max_outstanding": 4, "min_segments": 5},
+            "at most 4 .* raise max_queue_size",
+        ),
+        ({"off_policy_degree": AUTO, "auto_max": 2, "min_segments": 13}, "at most 12 .* raise auto_max"),
+        ({"max_drops_per_round": -1}, "max_drops_per_round must be at least 0"),
+        ({"straggler_policy": "kill"}, "straggler_policy must be 'wait' or 'cut', not 'kill'"),
         ({"open_rounds": -1}, "open_rounds must be at least 0"),
         ({"mode": "replay", "max_outstanding": 5, "min_segments": 6}, "max_queue_size 5 .* min_batch_count"),
         ({"mode": "replay", "max_outstanding": 9, "replay_ratio": 0.1}, "below the 10 segments"),
@@ -49,6 +54,10 @@ def config(**changes: Any) -> PaceConfig:
 def test_refused_with_the_fix(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config(**changes)
+
+
+def test_a_dial_that_opens_may_wait_for_more_than_the_first_round_can_get() -> None:
+    assert config(off_policy_degree=3, open_rounds=1, min_segments=16).min_segments == 16
 
 
 def test_replay_may_publish_as_rarely_as_it_likes() -> None:

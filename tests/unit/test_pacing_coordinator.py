@@ -17,6 +17,7 @@ from offbeat.pacing.events import (
     CollectorUp,
     DialTurned,
     Event,
+    GatesSet,
     HealthChanged,
     Issued,
     Notice,
@@ -119,15 +120,33 @@ def test_a_segment_older_than_its_ticket_allows_is_never_trained() -> None:
         step(coordinator, arrived(1, 0), 0.0)
 
 
-def test_the_first_round_waits_for_min_batch_count() -> None:
+def test_every_round_waits_for_min_batch_count() -> None:
     coordinator = make(num_collectors=4, off_policy_degree=3, min_segments=3)
     begin(coordinator)
     assert of_type(arrive(coordinator, 0, 1), Train) == []
     assert of_type(arrive(coordinator, 2), Train) == [Train(0, (0,), 3)]
-    assert of_type(end_round(coordinator), Train) == [Train(1, (1,), 3)]
+    assert of_type(end_round(coordinator), Train) == []
+    assert of_type(arrive(coordinator, 3), Train) == [Train(1, (1,), 3)]
 
 
-def test_the_first_round_does_not_wait_for_what_a_lowered_dial_forbids() -> None:
+def test_a_round_waits_for_no_more_than_can_still_come() -> None:
+    coordinator = make(rounds=4, num_collectors=4, off_policy_degree=3, min_segments=4, publish_interval=3)
+    begin(coordinator)
+    assert of_type(arrive(coordinator, 0, 1, 2, 3), Train) == [Train(0, (0,), 3)]
+    assert of_type(end_round(coordinator, publish=False), Train) == [Train(1, (1,), 3)], (
+        "no newer weights yet"
+    )
+
+
+def test_a_round_does_not_wait_for_what_a_closed_gate_holds_back() -> None:
+    coordinator = make(num_collectors=2, off_policy_degree=3, min_segments=4)
+    begin(coordinator)
+    step(coordinator, GatesSet(collect=False))
+    assert of_type(arrive(coordinator, 0), Train) == [], "the other one is still to come"
+    assert of_type(arrive(coordinator, 1), Train) == [Train(0, (0,), 3)]
+
+
+def test_a_round_does_not_wait_for_what_a_lowered_dial_forbids() -> None:
     coordinator = make(off_policy_degree=3, min_segments=3)
     begin(coordinator)
     step(coordinator, DialTurned(0), 0.0)
@@ -309,7 +328,7 @@ def test_a_lost_ticket_waits_for_its_own_collector_at_zero() -> None:
     assert tickets(step(coordinator, CollectorUp(1), 0.0)) == [replace(lost, attempt=1)]
 
 
-def test_a_lost_ticket_goes_to_a_free_collector_with_newest_weights_and_its_old_deadline() -> None:
+def test_a_lost_ticket_goes_to_a_free_collector_and_keeps_version_and_deadline() -> None:
     coordinator = make(num_collectors=2, off_policy_degree=1)
     _, lost = tickets(begin(coordinator))
     arrive(coordinator, 0)
@@ -319,9 +338,7 @@ def test_a_lost_ticket_goes_to_a_free_collector_with_newest_weights_and_its_old_
     step(coordinator, CollectorDown(0), 0.0)
     assert coordinator.counts().lost == 1, "nobody is left to take it"
     end_round(coordinator)
-    assert tickets(step(coordinator, CollectorUp(1), 0.0))[0] == replace(
-        lost, collector=1, version=1, attempt=2
-    )
+    assert tickets(step(coordinator, CollectorUp(1), 0.0))[0] == replace(lost, collector=1, attempt=2)
 
 
 def test_a_lost_ticket_waits_while_every_collector_is_busy() -> None:

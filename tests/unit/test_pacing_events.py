@@ -350,7 +350,7 @@ def test_what_was_running_is_lost_and_what_was_ready_is_not() -> None:
     actions = step(after, Published(1), 0.0)
     assert of_type(actions, Train) == [Train(1, (1,), 2)]
     again = tickets(actions)[0]
-    assert (again.number, again.version, again.deadline, again.attempt) == (2, 1, 2, 1)
+    assert (again.number, again.version, again.deadline, again.attempt) == (2, 0, 2, 1)
 
 
 def test_segments_that_were_not_saved_are_collected_again() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from offbeat.pacing import AUTO, Coordinator, Counts, PaceConfig
-from offbeat.pacing.actions import Action, Checkpoint, Evaluate, Finish, Issue, Publish, Train
+from offbeat.pacing.actions import Action, Checkpoint, Cut, Evaluate, Finish, Issue, Publish, Train
 from offbeat.pacing.events import (
     CollectorDown,
     CollectorUp,
@@ -35,9 +37,6 @@ picks = st.integers(0, 1000)
 class AnyOrder(RuleBasedStateMachine):
     """Plays runtime, learner, publisher and evaluator, and keeps its own sets of tickets."""
 
-    make: type[Coordinator] = Coordinator
-    opens = True  # step by step, in some runs
-
     @initialize(
         degree=st.integers(AUTO, 3),
         size=st.integers(1, 3),
@@ -48,6 +47,8 @@ class AnyOrder(RuleBasedStateMachine):
         async_eval=st.booleans(),
         interval=picks,
         open_rounds=st.integers(0, 2),
+        least=st.integers(0, 9),
+        policy=st.sampled_from(["wait", "cut"]),
     )
     def begin(
         self,
@@ -60,13 +61,19 @@ class AnyOrder(RuleBasedStateMachine):
         async_eval: bool,
         interval: int,
         open_rounds: int,
+        least: int,
+        policy: Literal["wait", "cut"],
     ) -> None:
+        most = (degree if degree >= 0 else 3) * size + size
         self.config = PaceConfig(
             rounds=rounds,
             segments_per_round=size,
             num_collectors=collectors,
             off_policy_degree=degree,
-            open_rounds=open_rounds if self.opens else 0,
+            open_rounds=open_rounds,
+            min_segments=min(least, most if queue is None else min(most, size + queue)),
+            straggler_policy=policy,
+            max_drops_per_round=10**6,
             auto_max=3,
             max_outstanding=None if queue is None else size + queue,
             publish_interval=1 + interval % (max(degree, 0) + 1),
@@ -83,11 +90,11 @@ class AnyOrder(RuleBasedStateMachine):
         self.dropped: set[int] = set()
         self.ready: dict[int, int] = {}
         self.trained: set[int] = set()
-        self.reset(self.make(self.config))
+        self.reset(Coordinator(self.config))
 
     def reset(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
-        self.up: set[int] = set()
+        self.up: dict[int, int] = {}
         self.training: Train | None = None
         self.publishing: list[int] = []
         self.published = -1
@@ -116,17 +123,23 @@ class AnyOrder(RuleBasedStateMachine):
                     self.evaluating = action
                 case Finish():
                     self.finish = action
+                case Cut(tickets):
+                    assert self.training is None and self.config.straggler_policy == "cut"
+                    assert all(self.tickets[one.number] == one for one in tickets)
+                    assert self.running >= {one.number for one in tickets}
                 case Checkpoint(version):
                     assert version == self.coordinator.version
 
     def take_ticket(self, ticket: Ticket) -> None:
         assert ticket.collector in self.up
-        assert ticket.version == self.published
+        held = [n for n in self.running if self.tickets[n].collector == ticket.collector]
+        assert len(held) < self.up[ticket.collector] or self.coordinator.degree == 0
         if ticket.number in self.lost:
             self.lost.remove(ticket.number)
             before = self.tickets[ticket.number]
-            assert (ticket.deadline, ticket.attempt) == (before.deadline, before.attempt + 1)
+            assert ticket == replace(before, collector=ticket.collector, attempt=before.attempt + 1)
         else:
+            assert ticket.version == self.published
             until, next_round = self.gates.until, self.coordinator.next_round
             assert self.gates.collect or (until is not None and next_round < until)
             assert ticket.number == len(self.tickets)
@@ -146,18 +159,25 @@ class AnyOrder(RuleBasedStateMachine):
     # ------------------------------------------------------------ what may happen
 
     @precondition(lambda self: len(self.up) < self.config.num_collectors)
-    @rule(pick=picks)
-    def collector_comes_up(self, pick: int) -> None:
-        down = sorted(set(range(self.config.num_collectors)) - self.up)
+    @rule(pick=picks, capacity=st.integers(1, 5))
+    def collector_comes_up(self, pick: int, capacity: int) -> None:
+        down = sorted(set(range(self.config.num_collectors)) - self.up.keys())
         collector = down[pick % len(down)]
-        self.up.add(collector)
-        self.tell(CollectorUp(collector))
+        self.up[collector] = capacity
+        self.tell(CollectorUp(collector, capacity))
+
+    @precondition(lambda self: self.up)
+    @rule(pick=picks, capacity=st.integers(1, 5))
+    def collector_wants_to_hold_another_number(self, pick: int, capacity: int) -> None:
+        collector = sorted(self.up)[pick % len(self.up)]
+        self.up[collector] = capacity
+        self.tell(CollectorUp(collector, capacity))
 
     @precondition(lambda self: self.up)
     @rule(pick=picks)
     def collector_dies(self, pick: int) -> None:
         collector = sorted(self.up)[pick % len(self.up)]
-        self.up.remove(collector)
+        del self.up[collector]
         gone = {number for number in self.running if self.tickets[number].collector == collector}
         self.running -= gone
         self.lost |= gone
@@ -204,7 +224,10 @@ class AnyOrder(RuleBasedStateMachine):
         """Several events of a run without faults, so that later rounds are reached."""
         for turn in range(steps):
             possible: list[tuple[bool, Callable[[], None]]] = [
-                (self.up != set(range(self.config.num_collectors)), lambda: self.collector_comes_up(pick)),
+                (
+                    len(self.up) < self.config.num_collectors,
+                    lambda: self.collector_comes_up(pick, 1 + pick % 3),
+                ),
                 (bool(self.running), lambda: self.segment_arrives(pick, newer=False)),
                 (self.training is not None, lambda: self.round_ends(0.2, 0.3, None)),
                 (bool(self.publishing), lambda: self.publish_ends(pick, works=True)),
@@ -246,7 +269,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(kept=st.booleans())
     def run_dies_and_resumes(self, kept: bool) -> None:
         state = json.loads(json.dumps(self.coordinator.state_dict()))
-        fresh = self.make(self.config)
+        fresh = Coordinator(self.config)
         fresh.load_state_dict(state, None if kept else ())
         self.lost |= self.running
         self.running = set()

@@ -13,14 +13,13 @@ import pytest
 from offbeat.pacing import Coordinator, PaceConfig
 from offbeat.pacing.actions import Action, Issue
 from offbeat.pacing.checker import BOUND, CONSERVATION, CONTRACT, DEADLOCK, KINDS, Violation
+from offbeat.pacing.deadlines import RULES, no_rule
 from offbeat.pacing.events import Event, GatesSet
 from offbeat.pacing.schedules import Faults, Schedule, draw_schedule
 from offbeat.pacing.simulate import (
-    RULES,
     Report,
     Simulation,
     main,
-    no_rule,
     pipeline_figures,
     run_many,
     run_schedule,
@@ -42,7 +41,7 @@ def test_random_schedules_hold_and_nothing_is_left_untried() -> None:
     assert report.failures == []
     assert report.holds
     untried = [name for name, count in report.as_dict().items() if count == 0]
-    assert sorted(untried) == sorted([*KINDS, "dropped"])
+    assert sorted(untried) == sorted(KINDS)
 
 
 def test_schedules_are_as_wild_as_promised() -> None:
@@ -144,7 +143,7 @@ class Optimistic(Coordinator):
     """Thinks that a dead collector's tickets go on running."""
 
     def _collector_down(self, collector: int) -> None:
-        self._up.pop(collector, None)
+        self.members.up.pop(collector, None)
 
 
 class Hasty(Coordinator):

@@ -16,7 +16,7 @@ def conflicts(config: RunConfig) -> list[Conflict]:
         _sync_interval,
         _staleness_cap,
         _queue_size,
-        _first_batch,
+        _least_batch,
         _nodes,
         _ranks_per_node,
         _gpus_of_ranks,
@@ -129,23 +129,20 @@ def _prefill_keys(config: RunConfig) -> list[str]:
     return causes if dial.min_batch_count is None else [*causes, "async_training.min_batch_count"]
 
 
-def _first_batch(config: RunConfig) -> list[Conflict]:
+def _least_batch(config: RunConfig) -> list[Conflict]:
     dial = config.async_training
-    rounds = min(dial.first_degree + 1, config.run.rounds)
-    most = min(rounds * config.segments_per_round, dial.max_queue_size or rounds * config.segments_per_round)
+    by_dial = (dial.largest_degree + 1) * config.segments_per_round
+    most = min(by_dial, dial.max_queue_size or by_dial)
     if dial.min_batch_count is None or dial.min_batch_count <= most or config.algorithm.mode == "replay":
         return []
-    or_open = ", or open_rounds to 0" if dial.first_degree < dial.smallest_degree else ""
     message = (
-        f"min_batch_count {dial.min_batch_count} can never arrive: with off_policy_degree"
-        f" {dial.off_policy_degree} at most {most} segments wait for the first round;"
-        f" set it to {most} or less{or_open}"
+        f"min_batch_count {dial.min_batch_count} can never arrive: with k = {dial.largest_degree} at most"
+        f" {most} segments wait for a round; set it to {most} or less"
     )
     keys = (
         "async_training.min_batch_count",
         "async_training.off_policy_degree",
-        "async_training.open_rounds",
-        "run.rounds",
+        "async_training.auto_max",
         *_ROUND_SIZE_KEYS,
     )
     return [Conflict((*keys, "async_training.max_queue_size"), message)]

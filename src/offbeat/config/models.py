@@ -246,7 +246,20 @@ class AsyncTrainingConfig(Section):
     min_batch_count: int | None = Field(
         default=None,
         ge=1,
-        description="Segments that must have arrived before the first round; null: the segments of a round.",
+        description="Segments that must wait before a round begins, at most those of k + 1 rounds; where"
+        " fewer can still come, it begins with those. With replay only the first round waits. null: the"
+        " segments of a round.",
+    )
+    max_drops_per_round: int | None = Field(
+        default=None,
+        ge=0,
+        description="Segments that collectors may drop for each round of segments that are kept; past it the"
+        " run ends as failed, with their reasons. null: ten times the segments of a round.",
+    )
+    straggler_policy: Literal["wait", "cut"] = Field(
+        default="wait",
+        description="What happens to tickets that hold a round up although enough segments are there: `wait`"
+        " for them, or `cut` them short. Collectors that hold one ticket finish it in any case.",
     )
     batch_timeout: float = Field(
         default=300.0,
@@ -283,12 +296,6 @@ class AsyncTrainingConfig(Section):
     def smallest_degree(self) -> int:
         """The least k this run may use: 0 when the tuner holds the dial."""
         return max(self.off_policy_degree, 0)
-
-    @property
-    def first_degree(self) -> int:
-        """k in the first rounds of a stream."""
-        least = self.weight_sync_interval - 1
-        return min(self.smallest_degree, least) if self.open_rounds else self.smallest_degree
 
     @property
     def largest_degree(self) -> int:

@@ -7,9 +7,10 @@ that came of them, so that a mistake in the coordinator's own checks does not hi
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from offbeat.pacing.actions import Evaluate, Finish, Train
+from offbeat.pacing.actions import Cut, Evaluate, Finish, Train
 from offbeat.pacing.config import AUTO, PaceConfig
 from offbeat.pacing.events import GatesSet
 from offbeat.pacing.ledger import Counts
@@ -19,6 +20,7 @@ BOUND = "bound_violations"
 CONSERVATION = "conservation_violations"
 CONTRACT = "contract_violations"
 DEADLOCK = "deadlocks"
+_SUSPECT_AFTER = 3
 KINDS = (BOUND, CONSERVATION, CONTRACT, DEADLOCK)
 
 
@@ -49,7 +51,10 @@ class InvariantChecker:
     not even the order of training may depend on timing. ``tickets`` are as last issued; ``born_under``
     maps a ticket to the k in force when it was first issued, ``ready`` to the oldest version behind its
     segment. ``failures`` counts failed publishes in a row. A round's segments stay in ``ready`` until the
-    round has ended.
+    round has ended. ``members`` may get tickets; ``up`` maps a collector to the number of tickets that it
+    wants to hold, ``held`` to what it holds, ``losses`` a ticket to the collectors that were lost with it.
+    ``suspects`` have to be tried alone, ``asked`` are the tickets and attempts that were cut. ``num_drops``
+    are those since ``round_kept`` rounds were kept.
     """
 
     config: PaceConfig
@@ -64,6 +69,17 @@ class InvariantChecker:
     lost: set[int] = field(default_factory=set)
     ready: dict[int, int] = field(default_factory=dict)
     trained: set[int] = field(default_factory=set)
+    dropped: set[int] = field(default_factory=set)
+    members: list[int] = field(default_factory=list)
+    num_joined: int = 0
+    up: dict[int, int] = field(default_factory=dict)
+    held: Counter[int] = field(default_factory=Counter)
+    losses: Counter[int] = field(default_factory=Counter)
+    suspects: set[int] = field(default_factory=set)
+    asked: set[tuple[int, int]] = field(default_factory=set)
+    num_drops: int = 0
+    round_kept: int = 0
+    has_too_many_drops: bool = False
     born_under: dict[int, int] = field(default_factory=dict)
     training: tuple[int, ...] | None = None
     eval_running: int | None = None
@@ -74,6 +90,47 @@ class InvariantChecker:
     checkpointed: int = 0
     stop_requested: bool = False
     gates: GatesSet = field(default_factory=GatesSet)
+
+    def __post_init__(self) -> None:
+        self.members = self.members or list(range(self.config.num_collectors))
+
+    # ------------------------------------------------------------ collectors
+
+    def come_up(self, collector: int, capacity: int) -> None:
+        """A collector is up, or wants to hold another number of tickets."""
+        self.up[collector] = capacity
+
+    def join(self, count: int) -> None:
+        """Collectors joined."""
+        first = self.config.num_collectors + self.num_joined
+        self.members += range(first, first + count)
+        self.num_joined += count
+
+    def leave(self, collector: int) -> None:
+        """A collector was asked to leave."""
+        self.members.remove(collector)
+
+    def retire(self, collector: int) -> None:
+        """A collector ends that was asked to leave."""
+        is_due = collector not in self.members and not self.held[collector]
+        _require(is_due, CONTRACT, "collector {} ended, it holds {}", collector, self.held[collector])
+        self.up.pop(collector, None)
+
+    def _check_place(self, ticket: Ticket, degree: int, home: int | None) -> None:
+        """Compare the collector of a ticket with its ``home`` at k = 0, or with those that are freer."""
+        collector, is_suspect = ticket.collector, ticket.number in self.suspects
+        _require(collector in self.members, CONTRACT, "{} is on no member", ticket)
+        _require(collector in self.up, CONTRACT, "{} is on a collector that is down", ticket)
+        tried = {self.tickets[number].collector for number in self.suspects & self.running}
+        disturbs = self.held[collector] > 0 and (is_suspect or collector in tried)
+        _require(not disturbs, CONTRACT, "{} is not alone, or disturbs another", ticket)
+        if degree == 0:
+            _require(home in (None, collector), CONTRACT, "{} belongs to collector {}", ticket, home)
+            return
+        free = {one: capacity - self.held[one] for one, capacity in self.up.items() if one in self.members}
+        most = free[collector] if self.suspects else max(free.values())
+        is_freest = free[collector] == most > 0
+        _require(is_freest, CONTRACT, "{} has {} places there of {}", ticket, free[collector], most)
 
     # ------------------------------------------------------------ tickets and segments
 
@@ -93,33 +150,34 @@ class InvariantChecker:
             return self.dial
         return min(self.dial, config.publish_interval - 1 + self.version // every)
 
-    def issue(self, ticket: Ticket, degree: int, is_idle: bool, now_s: float) -> None:
+    def issue(self, ticket: Ticket, degree: int, now_s: float) -> None:
         """A ticket was given out, for the first time or again."""
         _require(not self.eval_blocks, CONTRACT, "{} issued during a blocking evaluation", ticket)
         if ticket.number in self.lost:
-            self._issue_again(ticket, degree, is_idle)
+            self._issue_again(ticket, degree)
         else:
-            self._issue_new(ticket, degree, is_idle, now_s)
+            self._issue_new(ticket, degree, now_s)
         self.tickets[ticket.number] = ticket
         self.running.add(ticket.number)
+        self.held[ticket.collector] += 1
 
-    def _issue_again(self, ticket: Ticket, degree: int, is_idle: bool) -> None:
+    def _issue_again(self, ticket: Ticket, degree: int) -> None:
         before = self.tickets[ticket.number]
         self.lost.remove(ticket.number)
-        version = max(before.version, self.published)
-        collector = ticket.collector if degree > 0 and is_idle else before.collector
-        expected = replace(before, collector=collector, version=version, attempt=before.attempt + 1)
+        expected = replace(before, collector=ticket.collector, attempt=before.attempt + 1)
         _require(ticket == expected, CONTRACT, "{} issued again, expected {}", ticket, expected)
+        self._check_place(ticket, degree, before.collector if before.collector in self.members else None)
 
-    def _issue_new(self, ticket: Ticket, degree: int, is_idle: bool, now_s: float) -> None:
+    def _issue_new(self, ticket: Ticket, degree: int, now_s: float) -> None:
         config, number = self.config, len(self.born_under)
         _require(self._is_collecting(), CONTRACT, "{} issued although {}", ticket, self.gates)
         _require(ticket.number == number, CONSERVATION, "{} issued, number {} was due", ticket, number)
         named = (ticket.version, ticket.deadline, ticket.attempt)
         expected = (self.published, self.published + degree, 0)
         _require(named == expected, CONTRACT, "{} should name {}", ticket, expected)
-        placed = ticket.collector == number % config.num_collectors if degree == 0 else is_idle
-        _require(placed, CONTRACT, "{} is on the wrong collector at k = {}", ticket, degree)
+        self._check_place(ticket, degree, self.members[number % len(self.members)])
+        overtakes = degree == 0 and any(self.tickets[n].collector == ticket.collector for n in self.lost)
+        _require(not overtakes, CONTRACT, "{} overtakes a lost ticket of its collector", ticket)
         most = config.max_outstanding
         waiting = len(self.running) + len(self.ready) + len(self.lost) - len(self.training or ())
         _require(most is None or waiting < most, CONTRACT, "{} exceeds the queue of {}", ticket, most)
@@ -135,7 +193,8 @@ class InvariantChecker:
     def _check_ahead(self, number: int, degree: int) -> None:
         if self.config.mode == "replay":
             limit = self.config.replay_limit(self.version, degree)
-            _require(number < limit, BOUND, "ticket {} is beyond {} at {}", number, limit, self.version)
+            kept = number - len(self.dropped)
+            _require(kept < limit, BOUND, "ticket {} is beyond {} at {}", number, limit, self.version)
         if degree == 0:
             _require(self.training is None, BOUND, "ticket {} issued during a round at k = 0", number)
             newest = self.published == self.asked_to_publish
@@ -151,16 +210,50 @@ class InvariantChecker:
     def arrive(self, number: int, newer_version: int | None) -> int:
         """A segment came in; return the version that produced it."""
         self.running.remove(number)
+        self.held[self.tickets[number].collector] -= 1
+        self.losses.pop(number, None)
+        self.suspects.discard(number)
         version = self.tickets[number].version
         self.ready[number] = version if newer_version is None else max(version, newer_version)
         return self.ready[number]
+
+    def drop(self, number: int) -> None:
+        """A segment that had arrived was dropped."""
+        del self.ready[number]
+        self.dropped.add(number)
+        kept = (len(self.ready) + len(self.trained)) // self.config.segments_per_round
+        self.num_drops = 1 + (self.num_drops if kept == self.round_kept else 0)
+        self.round_kept = kept
+        is_ending = self.stop_requested or self.version >= self.config.rounds
+        self.has_too_many_drops |= self.num_drops > self.config.most_drops and not is_ending
 
     def lose(self, collector: int) -> int:
         """A collector died; return how many tickets went with it."""
         gone = {number for number in self.running if self.tickets[number].collector == collector}
         self.running -= gone
         self.lost |= gone
+        self.losses.update(gone)
+        self.suspects |= {number for number in gone if self.losses[number] >= _SUSPECT_AFTER}
+        del self.held[collector]
+        self.up.pop(collector, None)
         return len(gone)
+
+    def cut(self, action: Cut) -> None:
+        """Running tickets were asked to end: a round could begin if they had."""
+        size = self.config.segments_per_round
+        waits = self.training is None and len(self.ready) >= size
+        _require(waits and self.config.straggler_policy == "cut", CONTRACT, "{} holds no round up", action)
+        left = sorted(self.tickets[number].deadline for number in self.ready)[size:]
+        left += [self.tickets[number].deadline for number in self.running | self.lost]
+        for ticket in action.tickets:
+            number, attempt = ticket.number, ticket.attempt
+            is_new = self.tickets[number] == ticket and number in self.running
+            _require(is_new and (number, attempt) not in self.asked, CONTRACT, "{} was cut before", ticket)
+            self.asked.add((number, attempt))
+            later = [deadline for deadline in set(left) if deadline >= ticket.deadline]
+            due = [(d, sum(one <= d for one in left)) for d in later]
+            is_late = any(count > size * (d - self.version) for d, count in due)
+            _require(is_late, CONTRACT, "{} holds no round up", ticket)
 
     # ------------------------------------------------------------ rounds
 
@@ -174,6 +267,9 @@ class InvariantChecker:
         fresh = [n for n in action.tickets if n in self.ready and n not in self.trained]
         distinct = len(set(fresh)) == len(action.tickets)
         _require(distinct, CONSERVATION, "{} holds segments trained before or not there", action)
+        if self.config.mode == "stream":
+            has_all = len(self.ready) >= self.config.min_segments or not self._can_come(degree)
+            _require(has_all, CONTRACT, "{} began with {} segments", action, len(self.ready))
         self.training = action.tickets
         if self.config.mode == "replay":
             self._check_replay_round(action, degree)
@@ -186,11 +282,21 @@ class InvariantChecker:
 
     def _check_lockstep(self, action: Train) -> None:
         first, last = self._due_by(self.version - 1), self._due_by(self.version)
-        in_order = action.tickets == tuple(range(first, last))
-        _require(in_order, CONTRACT, "{} at k = 0 should train {} to {}", action, first, last - 1)
+        kept = [number for number in range(len(self.born_under)) if number not in self.dropped]
+        in_order = action.tickets == tuple(kept[first:last])
+        _require(in_order, CONTRACT, "{} at k = 0 should train {}", action, kept[first:last])
+        _require(len(kept) == last, CONTRACT, "{} at k = 0, but {} tickets are kept", action, len(kept))
         if self.config.publish_interval == 1:
             newest = all(self.ready[number] == self.version for number in action.tickets)
             _require(newest, BOUND, "{} at k = 0 trains older segments", action)
+
+    def _can_come(self, degree: int) -> bool:
+        """Return True if more segments can come before the next round begins."""
+        if self.running or self.lost:
+            return True
+        rounds = min(self.asked_to_publish + degree + 1, self.config.rounds) - self.version
+        most = min(rounds * self.config.segments_per_round, self.config.max_outstanding or math.inf)
+        return self._is_collecting() and len(self.ready) < most
 
     def _due_by(self, version: int) -> int:
         """Return the number of segments that a run at k = 0 has used when this round starts."""
@@ -243,11 +349,11 @@ class InvariantChecker:
             running=len(self.running),
             ready=len(self.ready),
             trained=len(self.trained),
-            dropped=0,
+            dropped=len(self.dropped),
             lost=len(self.lost),
         )
         _require(counts == mine, CONSERVATION, "{}, but the checker counts {}", counts, mine)
-        total = mine.running + mine.ready + mine.trained + mine.lost
+        total = mine.running + mine.ready + mine.trained + mine.lost + mine.dropped
         _require(total == mine.issued, CONSERVATION, "a ticket is in two places: {}", mine)
 
     # ------------------------------------------------------------ evaluation, end, restart
@@ -268,8 +374,9 @@ class InvariantChecker:
     def finish(self, action: Finish, skipped: int) -> None:
         """The run ended: complete, stopped on request, or given up for failed publishes."""
         _require(self.training is None, CONTRACT, "{} during a round", action)
-        gave_up = self.failures > self.config.max_publish_retries
-        _require(action.failed == gave_up, CONTRACT, "{} after {} failed publishes", action, self.failures)
+        gave_up = self.failures > self.config.max_publish_retries or self.has_too_many_drops
+        found = (self.failures, self.num_drops)
+        _require(action.failed == gave_up, CONTRACT, "{} after failed publishes, drops: {}", action, found)
         saved = self.checkpointed == self.version or not self.config.checkpoint_at_end
         _require(saved, CONTRACT, "{} without a checkpoint of version {}", action, self.version)
         if not gave_up and not self.stop_requested:
@@ -298,6 +405,16 @@ class InvariantChecker:
             lost=self.lost | self.running | (set() if keeps_segments else self.ready.keys()),
             ready=dict(self.ready) if keeps_segments else {},
             trained=set(self.trained),
+            dropped=set(self.dropped),
+            members=list(self.members),
+            up={},
+            held=Counter(),
+            losses=Counter(),
+            suspects=set(),
+            asked=set(self.asked),
+            num_drops=0,
+            round_kept=0,
+            has_too_many_drops=False,
             born_under=dict(self.born_under),
             training=None,
             eval_running=None,

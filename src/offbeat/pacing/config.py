@@ -26,8 +26,12 @@ class PaceConfig:
 
     ``mode`` "stream": each segment is trained once. "replay": segments go into the learner's replay and
     a round samples; then ``replay_ratio`` bounds rounds per segment (None: as fast as it can), and the
-    first round waits ``warmup_s`` seconds. ``stepwise``: the gates are closed at first, and k stays 0.
-    ``open_rounds``: rounds between two steps in which a stream's dial opens at the start; 0: at once.
+    first round waits ``warmup_s`` seconds. ``min_segments``: rounds of a stream wait for so many, as far as
+    they can come, and a replay's first round does. ``straggler_policy`` says whether running tickets that
+    hold a round up are waited for or cut short. ``max_drops_per_round``: segments that may be dropped for
+    each ``segments_per_round`` that are kept (None: ten times as many). ``stepwise``: the gates are closed at
+    first, and k stays 0. ``open_rounds``: rounds between two steps in which a stream's dial opens at the
+    start; 0: at once.
     """
 
     rounds: int
@@ -42,6 +46,8 @@ class PaceConfig:
     min_segments: int = 0
     warmup_s: float = 0.0
     max_outstanding: int | None = None
+    max_drops_per_round: int | None = None
+    straggler_policy: Literal["wait", "cut"] = "wait"
     publish_interval: int = 1
     eval_interval: int | None = None
     eval_at_end: bool = False
@@ -64,13 +70,14 @@ class PaceConfig:
                 "round can wait for, so it could never start: raise max_queue_size, or lower "
                 f"segments_per_round{' or min_batch_count' if self.mode == 'replay' else ''}"
             )
-        first_degree = self.opened(self.smallest_degree, 0)
-        most = (first_degree + 1) * self.segments_per_round
-        if self.mode == "stream" and self.min_segments > min(most, self.max_outstanding or most):
+        most = (self.largest_degree + 1) * self.segments_per_round
+        allowed = min(most, self.max_outstanding or most)
+        if self.mode == "stream" and self.min_segments > allowed:
+            dial = "auto_max" if self.off_policy_degree == AUTO else "off_policy_degree"
             raise ConfigError(
-                f"min_batch_count {self.min_segments} can never be met: with k = {first_degree} at first, at "
-                f"most {most} segments wait for training; lower it"
-                + (", or set open_rounds to 0" if first_degree < self.smallest_degree else "")
+                f"min_batch_count {self.min_segments} can never be met: with k = {self.largest_degree}, at "
+                f"most {allowed} segments wait for training; lower it to that, or raise "
+                f"{dial if allowed == most else 'max_queue_size'}"
             )
 
     def _check_ranges(self) -> None:
@@ -81,7 +88,7 @@ class PaceConfig:
             "eval_interval",
             "checkpoint_interval",
         )
-        natural = ("rounds", "open_rounds", "auto_max", "max_publish_retries")
+        natural = ("rounds", "open_rounds", "auto_max", "max_publish_retries", "max_drops_per_round")
         least = dict.fromkeys(positive, 1) | dict.fromkeys(natural, 0)
         for name, low in least.items():
             value = getattr(self, name)
@@ -89,6 +96,8 @@ class PaceConfig:
                 raise ConfigError(f"{name} must be at least {low}, not {value}")
         if self.mode not in ("stream", "replay"):
             raise ConfigError(f"mode must be 'stream' or 'replay', not {self.mode!r}")
+        if self.straggler_policy not in ("wait", "cut"):
+            raise ConfigError(f"straggler_policy must be 'wait' or 'cut', not {self.straggler_policy!r}")
         if self.replay_ratio is not None and self.mode == "stream":
             raise ConfigError("replay_ratio is for mode='replay': a stream trains each segment once")
         if self.replay_ratio is not None and self.replay_ratio <= 0:
@@ -108,6 +117,17 @@ class PaceConfig:
     def smallest_degree(self) -> int:
         """The least k this run may use."""
         return 0 if self.off_policy_degree == AUTO else self.off_policy_degree
+
+    @property
+    def largest_degree(self) -> int:
+        """The largest k this run may use, unless its dial is turned."""
+        return self.auto_max if self.off_policy_degree == AUTO else self.off_policy_degree
+
+    @property
+    def most_drops(self) -> int:
+        """Segments that may be dropped for each ``segments_per_round`` that are kept."""
+        most = self.max_drops_per_round
+        return 10 * self.segments_per_round if most is None else most
 
     def check_degree(self, degree: int) -> None:
         """Refuse a dial setting that this run cannot keep, naming the fix."""

@@ -10,17 +10,30 @@ it holds however many events lie between two decisions.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from offbeat.errors import PromiseBroken
-from offbeat.pacing.actions import Action, Checkpoint, Evaluate, Finish, Issue, Publish, Train
+from offbeat.errors import ConfigError, PromiseBroken
+from offbeat.pacing.actions import (
+    Action,
+    Checkpoint,
+    Cut,
+    Evaluate,
+    Finish,
+    Issue,
+    Publish,
+    Retire,
+    Train,
+)
 from offbeat.pacing.auto import AutoConfig, AutoDial
 from offbeat.pacing.config import AUTO, PaceConfig
-from offbeat.pacing.deadlines import BoundBroken, feasible
+from offbeat.pacing.deadlines import BoundBroken, Feasible, feasible
+from offbeat.pacing.drops import Drops
 from offbeat.pacing.events import (
     CollectorDown,
+    CollectorRemoved,
+    CollectorsAdded,
     CollectorUp,
     DialTurned,
     EvalDone,
@@ -34,11 +47,11 @@ from offbeat.pacing.events import (
     SegmentDropped,
     StopRequested,
 )
-from offbeat.pacing.ledger import LOST, READY, RUNNING, Counts, IntSet, Ledger
+from offbeat.pacing.ledger import LOST, READY, RUNNING, Counts, Ledger
+from offbeat.pacing.members import Members
+from offbeat.pacing.stragglers import Stragglers
 from offbeat.seeding import derive_seed, reseed
 from offbeat.types import Ticket
-
-Feasible = Callable[[Mapping[int, int], int, int], bool]
 
 
 class Coordinator:
@@ -56,6 +69,7 @@ class Coordinator:
         self.published = -1
         self.rollbacks = 0
         self.ledger = Ledger()
+        self.members = Members(config.num_collectors, self.ledger)
         self.warm_at_s = -math.inf
         self.finished = False
         self._rule = rule
@@ -65,9 +79,8 @@ class Coordinator:
         self._training: tuple[int, ...] | None = None
         self._steps_trained = 0
         self._versions: dict[int, int] = {}  # ticket -> oldest version that really produced its segment
-        self._up: dict[int, int] = {}  # collector -> tickets it wants to hold
-        self._free = IntSet()  # collectors that are up and hold fewer
-        self._returned = IntSet()  # lost tickets whose own collector is up
+        self._stragglers = Stragglers() if config.straggler_policy == "cut" else None
+        self._drops = Drops(config.segments_per_round, config.most_drops)
         # The newest version on its way; a slow publisher may have older ones before it.
         self._publishing: int | None = None
         self._num_publish_failures = 0  # in a row
@@ -96,7 +109,7 @@ class Coordinator:
     @property
     def num_up(self) -> int:
         """Collectors that can take tickets."""
-        return len(self._up)
+        return len(self.members.up)
 
     @property
     def is_ending(self) -> bool:
@@ -136,6 +149,16 @@ class Coordinator:
         is_busy = self._training is not None or self._blocked_by_eval() or now_s < self.warm_at_s
         return not (is_busy or self.is_ending or self.published < 0) and self._has_round()
 
+    def check_members(self, leaving: int | None = None) -> None:
+        """Refuse that a collector joins or leaves, with the reason; ``leaving`` is which one."""
+        if self._auto is None and self._dial == 0:
+            raise ConfigError(
+                "collectors cannot join or leave at off_policy_degree 0: ticket n belongs to collector n mod "
+                "their number, so another number would change the order of experience. Turn the dial to 1 or "
+                "more, or start the run with another runtime.num_workers"
+            )
+        self.members.check(leaving)
+
     def warm_up(self) -> tuple[int, int] | None:
         """Segments that arrived, and those that the first round waits for; None when it waits for its own."""
         needed = self.config.needed_at_once
@@ -161,7 +184,7 @@ class Coordinator:
                 return f"round {self.version} could be trained and waits for sync_update()"
             segments = f"segments: {counts.ready} ready, none being collected"
             return f"round {self.version} waits for enable_data_collection() ({segments})"
-        down = sorted(set(range(self.config.num_collectors)) - self._up.keys())
+        down = sorted(set(self.members.present) - self.members.up.keys())
         if not down and self.version == 0 and self.config.warmup_s:
             return f"round 0 waits until {self.config.warmup_s:g} s of warm-up are over"
         return f"round {self.version} waits for collectors {down} to start"
@@ -197,15 +220,19 @@ class Coordinator:
             case SegmentArrived(segment):
                 ticket = self.ledger.arrive(segment.ticket.number)
                 self._versions[ticket.number] = segment.oldest_version
-                if len(self.ledger.running_on[ticket.collector]) < self._up.get(ticket.collector, 0):
-                    self._free.add(ticket.collector)
+                self.members.arrive(ticket.number, ticket.collector)
+                if self._stragglers is not None:
+                    self._stragglers.end(ticket)
             case CollectorUp(collector, capacity):
-                self._collector_up(collector, capacity)
+                self.members.come_up(collector, capacity)
             case CollectorDown(collector):
                 self._collector_down(collector)
-            case SegmentDropped(number):
-                self.ledger.drop(number)
-                del self._versions[number]
+            case CollectorsAdded(count):
+                self.members.join(count)
+            case CollectorRemoved(collector):
+                self.members.leave(collector)
+            case SegmentDropped(number, reason):
+                self._drop(number, reason)
             case RoundTrained():
                 return self._round_trained(event, now_s)
             case Published(version):
@@ -228,21 +255,18 @@ class Coordinator:
                 self._goal = self._goal or reason
         return ()
 
-    def _collector_up(self, collector: int, capacity: int) -> None:
-        self._up[collector] = capacity
-        for number in self.ledger.lost_on(collector):
-            self._returned.add(number)
-        if len(self.ledger.running_on.get(collector, ())) < capacity:
-            self._free.add(collector)
-        else:
-            self._free.discard(collector)
-
     def _collector_down(self, collector: int) -> None:
-        self._up.pop(collector, None)
-        self._free.discard(collector)
-        for number in self.ledger.lost_on(collector):
-            self._returned.discard(number)
-        self.ledger.lose_all_on(collector)
+        if self._stragglers is not None:
+            for number in self.ledger.running_on.get(collector, ()):
+                self._stragglers.end(self.ledger.ticket(number))
+        self.members.go_down(collector)
+
+    def _drop(self, number: int, reason: str) -> None:
+        self.ledger.drop(number)
+        del self._versions[number]
+        self._drops.add(reason, kept=self.ledger.trained + len(self.ledger.ready))
+        if self._drops.are_too_many and not self.is_ending:
+            self._failed, self._stop_reason = True, str(self._drops)
 
     def _round_trained(self, event: RoundTrained, now_s: float) -> Sequence[Action]:
         if self._training is None or event.version != self.version + 1:
@@ -334,6 +358,8 @@ class Coordinator:
             if self._checkpoint_due and self.version % self.config.publish_interval == 0:
                 self._checkpoint(now_s, actions)
             self._evaluate_if_due(actions)
+        if self.members.leaving:
+            actions += [Retire(collector) for collector in self.members.retired()]
         if self.is_ending:
             self._wind_up(now_s, actions)
             return actions
@@ -363,26 +389,12 @@ class Coordinator:
         actions.append(Finish(self._stop_reason or self._goal or "all rounds trained", self._failed))
 
     def _reissue_lost(self, actions: list[Action]) -> None:
-        """Issue lost tickets again, in order, with newer weights and the old deadline.
-
-        A ticket goes back to its own collector once that is up again. Above k = 0 a free collector takes
-        it before, so that no work waits for a collector to start.
-        """
-        lost = self.ledger.lost
-        while lost:
-            free = self._next_free() if self.degree > 0 else None
-            number = (self._returned if free is None else lost).next_from(0)
-            if number is None:
-                return
+        """Issue lost tickets again, for the version and the deadline that they have had from the start."""
+        while (found := self.members.for_lost(self.degree)) is not None:
+            number, collector = found
             ticket = self.ledger.ticket(number)
-            self._returned.discard(number)
-            again = replace(
-                ticket,
-                collector=ticket.collector if free is None or ticket.collector in self._up else free,
-                version=max(ticket.version, self.published),
-                seed=self._seed(number),
-                attempt=ticket.attempt + 1,
-            )
+            seed = self._seed(number)
+            again = replace(ticket, collector=collector, seed=seed, attempt=ticket.attempt + 1)
             self._issue(again, actions)
 
     def _may_begin_round(self) -> bool:
@@ -394,12 +406,24 @@ class Coordinator:
         return self._gates.collect or (until is not None and self.next_round < until)
 
     def _train_if_allowed(self, actions: list[Action]) -> None:
-        if self._training is not None or (chosen := self._choose()) is None:
+        if self._training is not None:
+            return
+        if (chosen := self._choose()) is None:
+            self._cut_stragglers(actions)
             return
         self.ledger.begin_round(chosen)
         self._assert_bound(chosen)
         self._training = chosen
         actions.append(Train(self.version, chosen, self.degree))
+
+    def _cut_stragglers(self, actions: list[Action]) -> None:
+        """Ask the tickets to end without which a round of a stream would begin; each once."""
+        stragglers, size = self._stragglers, self.config.segments_per_round
+        if stragglers is None or self.config.mode != "stream" or len(self.ledger.ready) < size:
+            return
+        rest = self._rest(self.ledger.earliest(size))
+        if numbers := stragglers.ask(rest, self.version + 1, size):
+            actions.append(Cut(tuple([self.ledger.ticket(number) for number in numbers])))
 
     def _choose(self) -> tuple[int, ...] | None:
         """The tickets that the next round would train now; None while it has to wait."""
@@ -414,16 +438,28 @@ class Coordinator:
 
     def _earliest(self) -> dict[int, int] | None:
         """The next round of a stream, as counts by deadline; None while it has to wait."""
-        ledger, size = self.ledger, self.config.segments_per_round
-        needed = size
-        if self.version == 0:  # no more than the dial, which may be turned, lets come
-            most = min(self.degree + 1, self.rounds) * size
-            needed = max(size, min(self.config.min_segments, most))
-        if len(ledger.ready) < needed:
+        if len(self.ledger.ready) < self._needed():
             return None
-        chosen = ledger.earliest(size)
-        rest = {d: left for d, count in ledger.waiting.items() if (left := count - chosen.get(d, 0))}
-        return chosen if self._rule(rest, self.version + 1, size) else None
+        chosen = self.ledger.earliest(self.config.segments_per_round)
+        is_allowed = self._rule(self._rest(chosen), self.version + 1, self.config.segments_per_round)
+        return chosen if is_allowed else None
+
+    def _rest(self, chosen: Mapping[int, int]) -> dict[int, int]:
+        """Return what is outstanding beside a round that would begin now, as counts by deadline."""
+        return {d: left for d, count in self.ledger.waiting.items() if (left := count - chosen.get(d, 0))}
+
+    def _needed(self) -> int:
+        """Segments that the next round of a stream waits for: no more than can still come before it."""
+        config, size = self.config, self.config.segments_per_round
+        if config.min_segments <= size:
+            return size
+        to_come = self.ledger.num_outstanding
+        if self._may_collect():
+            newest = self.version if self._retry_publish_at_s is not None else self._publishing
+            newest = self.published if newest is None else newest
+            most = min(newest + self.degree + 1, self.rounds) - self.version
+            to_come = max(to_come, min(most * size, config.max_outstanding or most * size))
+        return max(size, min(config.min_segments, to_come))
 
     def _replay_share(self) -> int | None:
         """Number of segments that enter the replay with the next round; None while it has to wait."""
@@ -447,7 +483,7 @@ class Coordinator:
         for number in chosen:
             ticket = self.ledger.ready[number]
             born_degree = ticket.deadline - ticket.version
-            if self.version - self._versions[number] > max(born_degree, 0) or ticket.deadline < self.version:
+            if self.version - self._versions[number] > born_degree or ticket.deadline < self.version:
                 raise BoundBroken(
                     f"round {self.version} would train ticket {number} of version {self._versions[number]} "
                     f"with deadline {ticket.deadline}"
@@ -461,7 +497,7 @@ class Coordinator:
         # on nothing that timing decides at k = 0: not on what has arrived.
         steps, trained = self._steps_trained, ledger.trained
         for _ in range(self._num_allowed(now_s)):
-            if (collector := self._next_free()) is None:
+            if (collector := self.members.for_new(ledger.issued, self.degree)) is None:
                 return
             waiting[deadline] = waiting.get(deadline, 0) + 1
             if self.config.mode == "stream" and not self._rule(waiting, next_round, size):
@@ -473,10 +509,10 @@ class Coordinator:
             self._issued_at_s = now_s
 
     def _issue(self, ticket: Ticket, actions: list[Action]) -> None:
-        collector = ticket.collector
         self.ledger.issue(ticket)
-        if len(self.ledger.running_on[collector]) >= self._up.get(collector, 0):
-            self._free.discard(collector)
+        self.members.update(ticket.collector)
+        if self._stragglers is not None:
+            self._stragglers.begin(ticket)
         actions.append(Issue(ticket))
 
     def _seed(self, number: int) -> int:
@@ -507,18 +543,6 @@ class Coordinator:
         """
         return self._training is None and not self.is_publishing
 
-    def _next_free(self) -> int | None:
-        """Return the collector of the next ticket, None while it has to wait for one.
-
-        At k = 0 ticket n belongs to collector n mod N, whichever is free: that makes the order of experience,
-        and so the weights, independent of timing. Above 0 collectors take turns, and one that holds as many
-        tickets as it wants is passed over, so a slow collector holds no other up.
-        """
-        turn = self.ledger.issued % self.config.num_collectors
-        if self.degree == 0:
-            return turn if turn in self._up else None
-        return self._free.next_from(turn)
-
     # ------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
@@ -530,6 +554,7 @@ class Coordinator:
             "degree": self._dial if self._auto is None else self.degree,
             "auto": None if self._auto is None else self._auto.state_dict(),
             "ledger": self.ledger.state_dict(),
+            "members": self.members.state_dict(),
             "versions": sorted(self._versions.items()),
             "steps_trained": self._steps_trained,
             "eval_due": self._eval_due or interrupted,
@@ -551,6 +576,7 @@ class Coordinator:
             if arrived is not None and ticket.number not in arrived:
                 self.ledger.lose(ticket.number)
                 del self._versions[ticket.number]
+        self.members.load_state_dict(state.get("members"))
         self._steps_trained = state.get("steps_trained", 0)
         self._eval_due, self.eval_skipped = state["eval_due"], state["eval_skipped"]
         if state["configured_degree"] == self.config.off_policy_degree:

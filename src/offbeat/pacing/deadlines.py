@@ -6,9 +6,11 @@ A round takes S segments. Everything the staleness bound rests on is in `feasibl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from offbeat.errors import PromiseBroken
+
+Feasible = Callable[[Mapping[int, int], int, int], bool]
 
 
 class BoundBroken(PromiseBroken):
@@ -28,3 +30,20 @@ def feasible(deadlines: Mapping[int, int], next_round: int, segments_per_round: 
         if due and due > segments_per_round * (deadline - next_round + 1):
             return False
     return True
+
+
+def lag_rule(deadlines: Mapping[int, int], next_round: int, segments_per_round: int) -> bool:
+    """The usual check, for comparison: all that is outstanding fits before the newest deadline.
+
+    It does not see that segments with an earlier deadline pile up behind a straggler.
+    """
+    waiting = sum(deadlines.values())
+    return waiting == 0 or waiting <= segments_per_round * (max(deadlines) - next_round + 1)
+
+
+def no_rule(deadlines: Mapping[int, int], next_round: int, segments_per_round: int) -> bool:
+    """Allow everything, for comparison."""
+    return True
+
+
+RULES: dict[str, Feasible] = {"deadline": feasible, "lag": lag_rule, "none": no_rule}

@@ -7,8 +7,8 @@ the same time, and a check and a saved state grow with what is outstanding, not 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from operator import attrgetter
 from typing import Any
@@ -43,7 +43,8 @@ class Ledger:
 
     Tickets of the round under way are READY until it ends. ``waiting`` maps a deadline to the number of
     outstanding tickets that have it, without those of the round under way; ``lost`` holds the numbers of
-    lost tickets, ``running_on`` those of each collector, ``ready`` the READY tickets in order of arrival.
+    lost tickets, ``suspects`` of those that are to be tried alone, ``lost_on`` of both by their collector.
+    ``running_on`` holds the running ones of each collector, ``ready`` the READY tickets in order of arrival.
     They, and the counts ``issued``, ``trained`` and ``dropped``, are for reading.
     """
 
@@ -54,9 +55,10 @@ class Ledger:
         self._round: frozenset[int] = frozenset()
         self.waiting: dict[int, int] = {}
         self.lost = IntSet()
+        self.suspects = IntSet()
+        self.lost_on: dict[int, IntSet] = {}
         self._ready_by: dict[int, set[int]] = {}  # deadline -> ready and not in the round under way
-        self.running_on: dict[int, set[int]] = {}  # by collector
-        self._on: dict[int, dict[int, set[int]]] = {RUNNING: self.running_on, LOST: {}}
+        self.running_on: dict[int, set[int]] = {}
 
     # ------------------------------------------------------------ reading
 
@@ -80,10 +82,6 @@ class Ledger:
         """Outstanding tickets with this status, in order of number."""
         tickets = self._tickets[status]
         return [tickets[number] for number in sorted(tickets)]
-
-    def lost_on(self, collector: int) -> Collection[int]:
-        """Numbers of the lost tickets that were last on this collector."""
-        return self._on[LOST].get(collector, ())
 
     def first_arrived(self, count: int) -> tuple[int, ...]:
         """Numbers of the ``count`` READY tickets that arrived first, in order of number."""
@@ -127,16 +125,20 @@ class Ledger:
         self._ready_by.setdefault(ticket.deadline, set()).add(number)
         return ticket
 
-    def lose(self, number: int) -> None:
-        """Note that the ticket's collector died, or its segment went with a run that was killed."""
+    def lose(self, number: int, alone: bool = False) -> None:
+        """Note that the ticket's collector died, or its segment went with a run that was killed.
+
+        ``alone``: it is a suspect now.
+        """
         status = READY if number in self.ready else RUNNING
         self._enter(self._leave(number, status, "be lost"), LOST)
-        self.lost.add(number)
+        (self.suspects if alone else self.lost).add(number)
 
-    def lose_all_on(self, collector: int) -> None:
-        """Note that this collector died with all tickets that it held."""
-        for number in sorted(self._on[RUNNING].get(collector, ())):
-            self.lose(number)
+    def rehome(self, number: int, collector: int) -> None:
+        """Let a lost ticket belong to another collector: its own has left."""
+        alone = number in self.suspects
+        self._enter(replace(self._leave(number, LOST, "change its collector"), collector=collector), LOST)
+        (self.suspects if alone else self.lost).add(number)
 
     def drop(self, number: int) -> None:
         """Note that a named policy dropped the ticket's segment."""
@@ -172,8 +174,12 @@ class Ledger:
         self._round = frozenset()
 
     def _enter(self, ticket: Ticket, status: int) -> None:
+        """Enter a ticket as RUNNING or LOST."""
         self._tickets[status][ticket.number] = ticket
-        self._on[status].setdefault(ticket.collector, set()).add(ticket.number)
+        if status == RUNNING:
+            self.running_on.setdefault(ticket.collector, set()).add(ticket.number)
+        else:
+            self.lost_on.setdefault(ticket.collector, IntSet()).add(ticket.number)
 
     def _leave(self, number: int, status: int, purpose: str) -> Ticket:
         """Take a ticket out of its status, unless it has another one or is being trained."""
@@ -185,10 +191,12 @@ class Ledger:
             self._ready_by[ticket.deadline].remove(number)
             if not self._ready_by[ticket.deadline]:
                 del self._ready_by[ticket.deadline]
-            return ticket
-        self._on[status][ticket.collector].remove(number)
-        if status == LOST:
+        elif status == RUNNING:
+            self.running_on[ticket.collector].remove(number)
+        else:
+            self.lost_on[ticket.collector].discard(number)
             self.lost.discard(number)
+            self.suspects.discard(number)
         return ticket
 
     def _fate(self, number: int) -> str:
@@ -214,11 +222,12 @@ class Ledger:
         waiting.subtract(map(_deadline_of, map(self.ready.__getitem__, self._round)))
         ready = sum(map(len, self._ready_by.values())) + len(self._round)
         running = sum(map(len, self.running_on.values()))
-        agree = (running, ready, len(self.lost)) == (counts.running, counts.ready, counts.lost)
+        in_line = len(self.lost) + len(self.suspects)
+        agree = (running, ready, in_line) == (counts.running, counts.ready, counts.lost)
         if not (agree and at_hand == self.num_outstanding and +waiting == self.waiting):
             raise PromiseBroken(
                 f"tickets are not conserved: {counts}, {self.num_outstanding} outstanding, {running} running "
-                f"by collector, {ready} ready by deadline, {len(self.lost)} in line to be issued again, "
+                f"by collector, {ready} ready by deadline, {in_line} in line to be issued again, "
                 f"{self.waiting} waiting by deadline, counted {dict(+waiting)}"
             )
         return counts

@@ -20,10 +20,13 @@ class Faults:
     ``loss`` is the share of tickets whose collector dies in the middle, ``kills`` are (time, collector) of
     collectors that die whatever they do, ``publish_breaks_at`` is the attempt from which on every
     publish fails, ``crashes`` are the times at which the whole run dies and continues from its checkpoint,
-    which holds the segments that had arrived if it ``keeps_segments``.
+    which holds the segments that had arrived if it ``keeps_segments``. ``drop`` is the share of segments that
+    are dropped, and each ``poison``-th ticket ends the first collectors that try it.
     """
 
     loss: float = 0.0
+    drop: float = 0.0
+    poison: int | None = None
     replace_s: float = 1.0
     kills: tuple[tuple[float, int], ...] = ()
     publish_failure: float = 0.0
@@ -56,6 +59,9 @@ class Schedule:
     segments made with newer weights than their ticket names, ``ess_cost`` is how much effective sample
     size a round of staleness costs, ``think_s`` is the user's pause between two steps of a stepwise run, and
     ``busy_s`` how long at most the driver is busy between two steps (None: it decides after each event).
+    ``capacities`` are what collectors want to hold at first (empty: 1), ``resizes`` are (time, collector,
+    capacity) of those that want to hold another number from then on, ``moves`` are (time, collector) of those
+    that leave (None: one joins).
     """
 
     config: PaceConfig
@@ -74,6 +80,9 @@ class Schedule:
     closings: tuple[Closing, ...] = ()
     think_s: float = 0.0
     busy_s: float | None = None
+    capacities: tuple[int, ...] = ()
+    resizes: tuple[tuple[float, int, int], ...] = ()
+    moves: tuple[tuple[float, int | None], ...] = ()
 
 
 def steady_schedule(collect_s: float, train_s: float, degree: int, rounds: int = 200) -> Schedule:
@@ -104,16 +113,14 @@ def draw_schedule(seed: int) -> Schedule:
         faults=_draw_faults(rng, config, length_s),
     )
     schedule = _with_opening(schedule, Random(f"opening of {seed}"))
-    return _with_driver(schedule, Random(f"gates of {seed}"), length_s)
+    schedule = _with_driver(schedule, Random(f"gates of {seed}"), length_s)
+    return _with_width(schedule, Random(f"width of {seed}"), length_s)
 
 
 def _with_opening(schedule: Schedule, rng: Random) -> Schedule:
-    """Open the dial step by step in half of the runs: fewer segments can wait for the first round then."""
-    config, open_rounds = schedule.config, rng.choice((0, 0, 0, 1, 2, 3))
-    if config.mode == "stream" and open_rounds:
-        most = config.publish_interval * config.segments_per_round
-        config = replace(config, min_segments=min(config.min_segments, most))
-    return replace(schedule, config=replace(config, open_rounds=open_rounds))
+    """Open the dial step by step in half of the runs."""
+    open_rounds = rng.choice((0, 0, 0, 1, 2, 3))
+    return replace(schedule, config=replace(schedule.config, open_rounds=open_rounds))
 
 
 def _with_driver(schedule: Schedule, rng: Random, length_s: float) -> Schedule:
@@ -128,6 +135,42 @@ def _with_driver(schedule: Schedule, rng: Random, length_s: float) -> Schedule:
     schedule = replace(schedule, think_s=rng.choice((0.0, rng.uniform(0, 3.0))))
     busy_s = rng.choice((None, 0.0, rng.uniform(0, 0.3), rng.uniform(0, 3.0)))
     return replace(schedule, busy_s=busy_s)
+
+
+def _with_width(schedule: Schedule, rng: Random, length_s: float) -> Schedule:
+    """Let collectors hold many tickets, drop segments, join and leave, in half of the runs."""
+    config, faults = schedule.config, schedule.faults
+    policy: Literal["wait", "cut"] = rng.choice(("wait", "cut"))
+    if rng.random() < 0.5:
+        return replace(schedule, config=replace(config, straggler_policy=policy))
+    times, most = rng.choice((1,) * 29 + (rng.randint(5, 40),)), config.max_outstanding
+    config = replace(
+        config,
+        segments_per_round=times * config.segments_per_round,
+        min_segments=times * config.min_segments,
+        max_outstanding=most if most is None else times * most,
+        rounds=min(config.rounds, 4) if times > 1 else config.rounds,
+        straggler_policy=policy,
+    )
+    most_drops = rng.choice((None, None, 0, rng.randint(1, 4 * config.segments_per_round)))
+    config = replace(config, max_drops_per_round=most_drops)
+    drop = rng.choice((0.0, 0.0, 0.1, 0.5, 0.8, 0.99))
+    faults = replace(faults, drop=drop, poison=rng.choice((None, None, rng.randint(5, 50))))
+    widest = rng.choice((1, 4, 16, 600))
+    return replace(
+        schedule,
+        config=config,
+        faults=faults,
+        capacities=tuple(rng.randint(1, widest) for _ in range(config.num_collectors)),
+        resizes=tuple(
+            (rng.uniform(0, length_s), rng.randrange(config.num_collectors), rng.randint(1, widest))
+            for _ in range(rng.randint(0, 6))
+        ),
+        moves=tuple(
+            (rng.uniform(0, length_s), rng.choice((None, rng.randrange(config.num_collectors + 2))))
+            for _ in range(rng.choice((0, 0, rng.randint(1, 6))) if config.off_policy_degree > 0 else 0)
+        ),
+    )
 
 
 def _draw_closing(rng: Random, length_s: float) -> Closing:

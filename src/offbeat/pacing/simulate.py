@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from offbeat.errors import PromiseBroken
-from offbeat.pacing.actions import Action, Checkpoint, Evaluate, Finish, Issue, Publish, Train
+from offbeat.pacing.actions import Action, Checkpoint, Cut, Evaluate, Finish, Issue, Publish, Retire, Train
 from offbeat.pacing.checker import (
     BOUND,
     CONSERVATION,
@@ -37,10 +37,12 @@ from offbeat.pacing.checker import (
     gates_at_first,
 )
 from offbeat.pacing.config import PaceConfig
-from offbeat.pacing.coordinator import Coordinator, Feasible
-from offbeat.pacing.deadlines import BoundBroken, feasible
+from offbeat.pacing.coordinator import Coordinator
+from offbeat.pacing.deadlines import RULES, BoundBroken
 from offbeat.pacing.events import (
     CollectorDown,
+    CollectorRemoved,
+    CollectorsAdded,
     CollectorUp,
     DialTurned,
     EvalDone,
@@ -50,6 +52,7 @@ from offbeat.pacing.events import (
     PublishFailed,
     RoundTrained,
     SegmentArrived,
+    SegmentDropped,
     Signals,
     StopRequested,
 )
@@ -61,24 +64,9 @@ _MOST_LOSSES_PER_TICKET = 5
 _TOTALS = (
     *("rounds", "segments", "lost", "reissued", "publish_failures", "dial_turns"),
     *("evaluations", "evaluations_skipped", "resumes", "gates_set", "steps", "batched"),
+    *("dropped", "given_up", "cuts", "resized", "joined", "left", "tried_alone"),
 )
 
-
-def lag_rule(deadlines: Mapping[int, int], next_round: int, segments_per_round: int) -> bool:
-    """The usual check, for comparison: all that is outstanding fits before the newest deadline.
-
-    It does not see that segments with an earlier deadline pile up behind a straggler.
-    """
-    waiting = sum(deadlines.values())
-    return waiting == 0 or waiting <= segments_per_round * (max(deadlines) - next_round + 1)
-
-
-def no_rule(deadlines: Mapping[int, int], next_round: int, segments_per_round: int) -> bool:
-    """Allow everything, for comparison."""
-    return True
-
-
-RULES: dict[str, Feasible] = {"deadline": feasible, "lag": lag_rule, "none": no_rule}
 
 _Planned = tuple[float, float, int, bool, Callable[..., None], tuple[Any, ...]]
 """Time, random tie-breaker, number, True if it comes from outside, function, its arguments."""
@@ -86,11 +74,16 @@ _Planned = tuple[float, float, int, bool, Callable[..., None], tuple[Any, ...]]
 
 @dataclass(slots=True)
 class _Collector:
-    """A simulated collector. ``life`` counts its incarnations: work of an older one is void."""
+    """A simulated collector. ``life`` counts its incarnations: work of an older one is void.
 
+    It works on ``capacity`` tickets at once, by number in ``work``; others wait in ``line``.
+    """
+
+    capacity: int = 1
     up: bool = False
     life: int = 0
     line: deque[Ticket] = field(default_factory=deque)
+    work: dict[int, Ticket] = field(default_factory=dict)
     busy_since_s: float = 0.0
 
 
@@ -167,17 +160,20 @@ class Simulation:
 
     def _plan_from_outside(self) -> None:
         """Plan the events that no action of the run causes; they never count as its progress."""
-        faults = self.schedule.faults
-        for at_s, degree in self.schedule.dial_turns:
-            self._at(at_s, self._turn, degree, from_outside=True)
-        for at_s, collector in faults.kills:
-            self._at(at_s, self._kill, collector, from_outside=True)
-        for closing in self.schedule.closings:
-            self._at(closing.at_s, self._close, closing, from_outside=True)
-        for at_s in faults.crashes:
-            self._at(at_s, self._crash, from_outside=True)
-        if faults.stop_at_s is not None:
-            self._at(faults.stop_at_s, self._stop, from_outside=True)
+        schedule, faults = self.schedule, self.schedule.faults
+        stops = () if faults.stop_at_s is None else (faults.stop_at_s,)
+        planned: list[tuple[Callable[..., None], Sequence[tuple[Any, ...]]]] = [
+            (self._turn, schedule.dial_turns),
+            (self._die, faults.kills),
+            (self._close, [(closing.at_s, closing) for closing in schedule.closings]),
+            (self._crash, [(at_s,) for at_s in faults.crashes]),
+            (self._resize, schedule.resizes),
+            (self._move, schedule.moves),
+            (self._stop, [(at_s,) for at_s in stops]),
+        ]
+        for do, times in planned:
+            for at_s, *arguments in times:
+                self._at(at_s, do, *arguments, from_outside=True)
 
     def _begin_life(self) -> None:
         """Start the run, or start it again from its last checkpoint."""
@@ -190,7 +186,8 @@ class Simulation:
         self._is_step_planned = False
         self._is_thinking = False
         self._meter = _Meter(self.now_s)
-        self.collectors = [_Collector() for _ in range(config.num_collectors)]
+        wide = self.schedule.capacities or (1,) * config.num_collectors
+        self.collectors = {number: _Collector(capacity) for number, capacity in enumerate(wide)}
         self.coordinator = self._make(config)
         degree = config.off_policy_degree
         self.checker = InvariantChecker(config, degree, always_zero=degree == 0)
@@ -201,17 +198,18 @@ class Simulation:
             self.coordinator.load_state_dict(json.loads(state), None if kept else ())
             self.checker = checker.after_crash(kept)
             self.checker.check(self.coordinator.counts())
+            self.collectors = {n: self.collectors.get(n, _Collector()) for n in self.checker.members}
         self._carry_out(self.coordinator.start(self.now_s))
         if config.stepwise:  # the gates of a stepwise run hold for the whole run
             self._set_gates(self._gates)
-        for number in range(config.num_collectors):
+        for number in self.collectors:
             self._at(self._rng.uniform(0, self.schedule.start_s), self._up, number)
 
     # ------------------------------------------------------------ events and actions
 
-    def _dispatch(self, event: Event) -> None:
-        """Queue an event; the driver's next step applies it."""
-        self._inbox.append(event)
+    def _dispatch(self, *events: Event) -> None:
+        """Queue events; the driver's next step applies them."""
+        self._inbox += events
         self._step_soon()
 
     def _step_soon(self) -> None:
@@ -225,7 +223,8 @@ class Simulation:
     def _step(self) -> None:
         """Apply everything that happened since the last step, then decide once."""
         events, self._inbox, self._is_step_planned = self._inbox, [], False
-        self.totals["batched"] += len(events) if len(events) > 1 else 0
+        num_steps = sum(not isinstance(event, SegmentDropped) for event in events)  # those come with another
+        self.totals["batched"] += num_steps if num_steps > 1 else 0
         for event in events:
             self._apply(event)
         self._carry_out(self.coordinator.decide(self.now_s))
@@ -256,6 +255,16 @@ class Simulation:
             match action:
                 case Issue(ticket):
                     self._collect(ticket)
+                case Cut(tickets):
+                    self.checker.cut(action)
+                    self.totals["cuts"] += len(tickets)
+                    for ticket in tickets:
+                        life = self.collectors[ticket.collector].life
+                        self._at(0.1, self._arrive, ticket.collector, life, ticket)
+                case Retire(collector):
+                    self.checker.retire(collector)
+                    self.totals["left"] += 1
+                    self.collectors.pop(collector)
                 case Train():
                     degree = self.checker.degree(self.coordinator.degree)
                     ess = 1 - self.schedule.ess_cost * self.checker.train(action, degree)
@@ -285,7 +294,7 @@ class Simulation:
         self.checker.finish(action, self.coordinator.eval_skipped)
         self.checker.check(self.coordinator.counts())
         self.totals["evaluations_skipped"] += self.coordinator.eval_skipped
-        self.totals["dropped"] += self.coordinator.counts().dropped
+        self.totals["given_up"] += self.checker.has_too_many_drops
         stopped = self.checker.stop_requested and not action.failed
         if stopped and self.schedule.faults.resume_after_stop and self._saved is not None:
             self._crash()
@@ -295,59 +304,91 @@ class Simulation:
     # ------------------------------------------------------------ collectors
 
     def _up(self, number: int) -> None:
-        self.collectors[number].up = True
-        self._dispatch(CollectorUp(number))
+        if (collector := self.collectors.get(number)) is not None:
+            collector.up = True
+            self.checker.come_up(number, collector.capacity)
+            self._dispatch(CollectorUp(number, collector.capacity))
+
+    def _resize(self, number: int, capacity: int) -> None:
+        if (collector := self.collectors.get(number)) is not None:
+            self.totals["resized"] += 1
+            collector.capacity = capacity
+            if collector.up:
+                self._begin_tickets(number)
+                self._up(number)
+
+    def _move(self, leaving: int | None) -> None:
+        """Let a collector join, or this one leave, unless it is the last one or gone already."""
+        members = self.checker.members
+        if leaving is None:
+            self.checker.join(1)
+            self.totals["joined"] += 1
+            self.collectors[members[-1]] = _Collector()
+            self._dispatch(CollectorsAdded())
+            self._at(self.schedule.start_s, self._up, members[-1])
+        elif leaving in members and len(members) > 1:
+            self.checker.leave(leaving)
+            self._dispatch(CollectorRemoved(leaving))
 
     def _collect(self, ticket: Ticket) -> None:
-        collector = self.collectors[ticket.collector]
-        if not collector.up:
-            raise Violation(CONTRACT, f"{ticket} issued to a collector that is down")
         degree = self.checker.degree(self.coordinator.degree)
-        self.checker.issue(ticket, degree, not collector.line, self.now_s)
+        self.checker.issue(ticket, degree, self.now_s)
         self.totals["reissued" if ticket.attempt else "segments"] += 1
-        collector.line.append(ticket)
-        if len(collector.line) == 1:
-            self._begin_ticket(ticket.collector)
+        self.totals["tried_alone"] += ticket.number in self.checker.suspects
+        self.collectors[ticket.collector].line.append(ticket)
+        self._begin_tickets(ticket.collector)
 
-    def _begin_ticket(self, number: int) -> None:
-        collector, rng = self.collectors[number], self._rng
-        ticket, seconds = collector.line[0].number, self._spread(self.schedule.collect_s[number])
-        collector.busy_since_s = self.now_s
-        if rng.random() < self.schedule.faults.loss and self._losses[ticket] < _MOST_LOSSES_PER_TICKET:
-            self._losses[ticket] += 1
-            self._at(seconds * rng.random(), self._die, number, collector.life)
-        else:
-            self._at(seconds, self._arrive, number, collector.life)
+    def _begin_tickets(self, number: int) -> None:
+        collector, rng, faults = self.collectors[number], self._rng, self.schedule.faults
+        while collector.line and len(collector.work) < collector.capacity:
+            ticket, all_s = collector.line.popleft(), self.schedule.collect_s
+            seconds = self._spread(all_s[number % len(all_s)])
+            if not collector.work:
+                collector.busy_since_s = self.now_s
+            collector.work[ticket.number] = ticket
+            is_poison = faults.poison is not None and ticket.number % faults.poison == 3
+            loss = 1.0 if is_poison else faults.loss / collector.capacity
+            if self._losses[ticket.number] < _MOST_LOSSES_PER_TICKET and rng.random() < loss:
+                self._losses[ticket.number] += 1
+                self._at(seconds * rng.random(), self._die, number, collector.life)
+            else:
+                self._at(seconds, self._arrive, number, collector.life, ticket)
 
     def _count_busy(self, collector: _Collector) -> None:
         self._meter.collect_s += self.now_s - max(collector.busy_since_s, self._meter.since_s)
 
-    def _arrive(self, number: int, life: int) -> None:
-        collector = self.collectors[number]
-        if life != collector.life:
-            return
-        self._count_busy(collector)
-        ticket = collector.line.popleft()
-        if collector.line:
-            self._begin_ticket(number)
+    def _arrive(self, number: int, life: int, ticket: Ticket) -> None:
+        collector = self.collectors.get(number)
+        if collector is None or life != collector.life or ticket.number not in collector.work:
+            return  # it was lost, or was cut before
+        del collector.work[ticket.number]
+        if not collector.work:
+            self._count_busy(collector)
+        self._begin_tickets(number)
         newer = self.checker.published if self._rng.random() < self.schedule.newer else None
         version = self.checker.arrive(ticket.number, newer)
-        self._dispatch(SegmentArrived(Segment(ticket, None, np.array([version]))))
+        arrived = SegmentArrived(Segment(ticket, None, np.array([version])))
+        # Whether a segment is worth training depends on its ticket alone.
+        if Random(f"{self.schedule.seed}:{ticket.number}").random() < self.schedule.faults.drop:
+            self.checker.drop(ticket.number)
+            self.totals["dropped"] += 1
+            self._dispatch(arrived, SegmentDropped(ticket.number, "simulated"))
+        else:
+            self._dispatch(arrived)
 
-    def _die(self, number: int, life: int) -> None:
-        collector = self.collectors[number]
-        if life != collector.life or not collector.up:
+    def _die(self, number: int, life: int | None = None) -> None:
+        """Lose a collector, in this life of it or (None) whatever it does."""
+        collector = self.collectors.get(number)
+        if collector is None or life not in (None, collector.life) or not collector.up:
             return
-        if collector.line:
+        if collector.work:
             self._count_busy(collector)
         collector.line.clear()
-        collector.up, collector.life = False, life + 1
+        collector.work.clear()
+        collector.up, collector.life = False, collector.life + 1
         self.totals["lost"] += self.checker.lose(number)
         self._dispatch(CollectorDown(number))
         self._at(self.schedule.faults.replace_s, self._up, number)
-
-    def _kill(self, number: int) -> None:
-        self._die(number, self.collectors[number].life)
 
     # ------------------------------------------------------------ learner, publisher, evaluator
 
@@ -355,8 +396,8 @@ class Simulation:
         self.checker.end_round()
         self.totals["rounds"] += 1
         self._meter.train_s += self.now_s - started_s
-        for collector in self.collectors:
-            if collector.line:
+        for collector in self.collectors.values():
+            if collector.work:
                 self._count_busy(collector)
         signals = self._meter.signals(self.now_s, len(self.collectors), ess)
         self._dispatch(RoundTrained(self.checker.version, signals=signals))
@@ -447,7 +488,7 @@ class Report:
     @property
     def holds(self) -> bool:
         """True when every promise was kept in every schedule."""
-        return not any(self.totals[kind] for kind in (*KINDS, "dropped"))
+        return not any(self.totals[kind] for kind in KINDS)
 
     def add(self, other: Report) -> None:
         """Take in another report."""
@@ -457,7 +498,7 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """The counts by name, and whether all promises held."""
-        counts = {name: self.totals[name] for name in (*KINDS, "dropped", *_TOTALS)}
+        counts = {name: self.totals[name] for name in (*KINDS, *_TOTALS)}
         return {"schedules": self.schedules, **counts, "holds": self.holds}
 
 

@@ -1,1 +1,0 @@
-"""Slow and simple implementations that fast ones are compared with."""
