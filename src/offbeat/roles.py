@@ -75,7 +75,10 @@ class WideCollector(Collector, Protocol):
         ...
 
     def open_work(self) -> Mapping[int, StateTree]:
-        """Return what is begun, by ticket: enough for another collector to continue it."""
+        """Return what is begun, by ticket: enough for another collector to continue it, and no live arrays.
+
+        Trees that a checkpoint can hold, as for `state_dict`.
+        """
         ...
 
 

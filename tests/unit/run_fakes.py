@@ -23,6 +23,7 @@ from offbeat.pacing.events import (
     EvalDone,
     Event,
     Notice,
+    OpenWork,
     Published,
     Request,
     RoundTrained,
@@ -70,6 +71,8 @@ class FakeRuntime:
         self.states: list[CollectorState] = []
         self.num_closed = 0
         self.weights = 0
+        self.work: dict[int, dict[int, StateTree]] = {}  # by collector; those that have any are asked
+        self.begun: dict[int, StateTree] = {}  # what came with a ticket
 
     def _answer(self, kind: str, event: Event) -> None:
         if kind not in self.silent:
@@ -98,13 +101,17 @@ class FakeRuntime:
 
     def ask_work(self) -> Sequence[int]:
         self.calls.append(("ask_work",))
-        return ()
+        for index, work in self.work.items():
+            self._answer("ask_work", OpenWork(index, work))
+        return tuple(self.work)
 
     def working_s(self, index: int) -> float | None:
         return None
 
     def collect(self, ticket: Ticket, begun: StateTree | None = None, script: tuple[Piece, ...] = ()) -> None:
         self.calls.append(("collect", ticket.number))
+        if begun is not None:
+            self.begun[ticket.number] = begun
         data = {"x": np.array([float(ticket.number)])}
         segment = Segment(ticket, data, np.array([ticket.version]), {"env_steps": 1})
         self._answer("collect", SegmentArrived(segment, 8, {"of": ticket.number}))

@@ -111,6 +111,7 @@ def test_failed_checkpoints_and_evaluations_are_named(write: Write) -> None:
             BEGUN,
             (9.0, "checkpoint_failed", {"version": 2, "reason": "disk full"}),
             (8.0, "eval_failed", {"version": 3, "reason": raised}),
+            (7.5, "checkpoint_skipped", {"version": 5, "reason": "the one before was not written yet"}),
             (7.0, "checkpoint_failed", {"version": 4, "reason": "learner['x'] is a set\nmore"}),
             trained(3.0, 7),
             (1.0, "finish", {"reason": "done", "failed": False}),
@@ -119,9 +120,11 @@ def test_failed_checkpoints_and_evaluations_are_named(write: Write) -> None:
     )
     text = shown(found)
     assert "failed checkpoints 2, the last one of version 4: learner['x'] is a set\n" in text
+    assert "skipped checkpoints 1, the last one of version 5: the one before was not written yet\n" in text
     assert "failed evaluations 1, the last one of version 3: ValueError: no board\n" in text
     told = to_json(found)
     assert told["failed_evaluations"]["count"] == 1  # type: ignore[index]
+    assert told["skipped_checkpoints"]["count"] == 1  # type: ignore[index]
     assert told["failed_checkpoints"]["newest"]["version"] == 4  # type: ignore[index]
 
 

@@ -92,6 +92,8 @@ class RunHistory:
     num_failed_evaluations: int = 0
     failed_checkpoint: Record | None = None
     num_failed_checkpoints: int = 0
+    skipped_checkpoint: Record | None = None
+    num_skipped_checkpoints: int = 0
     dial: Record | None = None
     num_moves: int = 0
     finish: Record | None = None
@@ -124,9 +126,10 @@ def gist(reason: str) -> str:
 
 
 def failures(history: RunHistory) -> dict[str, str]:
-    """Return what a run could not save or evaluate, a row each; empty when nothing failed."""
+    """Return what a run did not save or evaluate, a row each; empty when nothing is missing."""
     kinds = {
         "failed checkpoints": (history.num_failed_checkpoints, history.failed_checkpoint),
+        "skipped checkpoints": (history.num_skipped_checkpoints, history.skipped_checkpoint),
         "failed evaluations": (history.num_failed_evaluations, history.failed_evaluation),
     }
     return {
@@ -208,6 +211,9 @@ class _Reader:
             case "checkpoint_failed":
                 self._history.failed_checkpoint = event
                 self._history.num_failed_checkpoints += 1
+            case "checkpoint_skipped":
+                self._history.skipped_checkpoint = event
+                self._history.num_skipped_checkpoints += 1
             case "dial":
                 self._dial(event)
             case "stall":

@@ -453,6 +453,10 @@ def to_json(found: Status) -> dict[str, object]:
             "count": history.num_failed_checkpoints,
             "newest": history.failed_checkpoint,
         },
+        "skipped_checkpoints": {
+            "count": history.num_skipped_checkpoints,
+            "newest": history.skipped_checkpoint,
+        },
         "checkpoints": asdict(found.checkpoints),
         "next": found.next_commands,
     }

@@ -106,9 +106,10 @@ class _Journal:
 class EventLog(_Journal):
     """Appends to ``events.jsonl``: ``{"kind": "round", "time": 1763193600.5, "version": 12, …}``.
 
-    Kinds in use: start, resume, round, eval, eval_failed, checkpoint, checkpoint_failed, worker_lost, health,
-    stall, restart, rollback, dial, notice, gap, finish. Records that belong to a version carry it as
-    ``version``; rounds and evaluations carry their numbers as ``metrics``. ``time`` is in seconds since 1970.
+    Kinds in use: start, resume, round, eval, eval_failed, checkpoint, checkpoint_failed,
+    checkpoint_skipped, worker_lost, health, stall, restart, rollback, dial, notice, gap, finish. Records
+    that belong to a version carry it as ``version``; rounds and evaluations carry their numbers as
+    ``metrics``. ``time`` is in seconds since 1970.
     ``on_fault`` is called, once, when the file cannot be written.
     """
 

@@ -36,6 +36,7 @@ from offbeat.pacing.events import (
     RoundTrained,
     Saved,
     SaveFailed,
+    SaveSkipped,
     SegmentArrived,
     Stalled,
     Started,
@@ -144,6 +145,9 @@ class Journal:
                 self._event("eval_failed", {"version": version, "reason": error})
             case SaveFailed(version, reason):
                 self._event("checkpoint_failed", {"version": version, "reason": reason})
+            case SaveSkipped(version):
+                reason = "the one before was not written yet"
+                self._event("checkpoint_skipped", {"version": version, "reason": reason})
             case Saved(version, path, seconds):
                 self._event("checkpoint", {"version": version, "path": path.name, "seconds": seconds})
             case HealthChanged(component, state, detail):

@@ -239,6 +239,13 @@ class SaveFailed:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class SaveSkipped:
+    """A checkpoint of ``version`` came due while the one before was being taken or written."""
+
+    version: int
+
+
 # ---------------------------------------------------------------- requests
 
 
@@ -395,6 +402,7 @@ Event = (
     | EvalDone
     | Saved
     | SaveFailed
+    | SaveSkipped
     | DialTurned
     | GatesSet
     | StopRequested

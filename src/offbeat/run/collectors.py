@@ -51,6 +51,7 @@ class Collector:
     busy_s: float = 0.0
     is_up: bool = False
     has_worked: bool = False
+    has_given_work: bool = False
     losses_in_a_row: int = 0
     open_losses: dict[int, float] = field(default_factory=dict)  # place in the list of losses -> lost at
 

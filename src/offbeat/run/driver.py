@@ -45,6 +45,7 @@ from offbeat.pacing.events import (
     Issued,
     LearnerDown,
     Notice,
+    OpenWork,
     Published,
     PublishFailed,
     Request,
@@ -59,9 +60,11 @@ from offbeat.pacing.events import (
     TrainStarted,
 )
 from offbeat.replay import StreamStore
+from offbeat.run.begun import BegunWork
 from offbeat.run.collectors import Collectors
-from offbeat.run.saving import Parts, Saving
+from offbeat.run.saving import Saving
 from offbeat.run.waits import Wait, Waits, describe_stall
+from offbeat.run.writing import Parts, Writer
 from offbeat.runtime.base import Runtime
 from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.runtime.supervision import LossWatch
@@ -70,7 +73,7 @@ from offbeat.types import Batch, Metrics, StateTree
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.25
-_AFTER_FINISH = (SnapshotTaken, LearnerDown, Broken)
+_AFTER_FINISH = (SnapshotTaken, OpenWork, LearnerDown, Broken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,19 @@ class Driver:
         if checkpoints is None and spec.directory is not None:
             keeps = settings.checkpoint.keep, settings.checkpoint.keep_best
             checkpoints = CheckpointManager(spec.directory / "checkpoints", *keeps)
-        self.saving = Saving(checkpoints, self._capture, clock)
+        self.begun = BegunWork(self.collectors.rows, spec.saves)
+        self.saving = Saving(
+            Writer(checkpoints, clock),
+            self.begun,
+            self.collectors.rows,
+            pace,
+            self.waits,
+            clock,
+            capture=self._capture,
+            take_snapshot=self._take_snapshot,
+            ask_work=runtime.ask_work,
+            tell=self.emit,
+        )
         self.poll_s = _POLL_S
         self.faults: deque[str] = deque()  # of files, from any thread
         self.persistent_requests: list[Request] = []  # hold for the whole run, also when it is restarted
@@ -153,6 +168,7 @@ class Driver:
         )
         self._wake_s = math.inf
         self.started_s = self._left_s = clock()
+        self.observe(self.begun.handlers())
         self.observe(self.collectors.handlers())
         self.observe(self.meter.handlers())
 
@@ -190,14 +206,14 @@ class Driver:
 
     @property
     def finished(self) -> bool:
-        """True when the pace has finished and the learner's last snapshot is there."""
+        """True when the pace has finished and the last checkpoint, or the last snapshot, is there."""
         return self.finish is not None and not self.saving.is_pending
 
     @property
     def reason(self) -> str:
         """The reason for which the run finished; with what went wrong when it could save nothing."""
         assert self.finish is not None, "the run has not finished"
-        loss = self.saving.loss
+        loss = self.saving.writer.loss
         return f"{self.finish.reason}, but nothing could be saved: {loss}" if loss else self.finish.reason
 
     @property
@@ -251,6 +267,7 @@ class Driver:
         parts = point.parts
         if not point.rollback:
             self._store.load_state_dict(parts["store"])
+            self.begun.load(parts.get("work", {}))
         ready = self._store.ready()
         self.pace.load_state_dict(parts["coordinator"], ready)
         self.collectors.load_state_dict(parts["collectors"], point.rollback)
@@ -307,7 +324,7 @@ class Driver:
             return Finished(version, "stopped at once, as asked", stopped=True)
         if self.finish is None:
             return Finished(version, str(error), error)
-        if error is None and self.saving.loss:
+        if error is None and self.saving.writer.loss:
             error = CheckpointError(self.reason)
         return Finished(version, self.reason, error, self.is_stopped)
 
@@ -325,6 +342,8 @@ class Driver:
                 self._take(event)
             elif isinstance(event, Published | PublishFailed):
                 self.waits.end("publish")
+            elif isinstance(event, CollectorDown):
+                self.saving.collector_lost(event.collector)
         if events:
             self._await_progress()
         while self._requests:
@@ -414,15 +433,16 @@ class Driver:
                 if event.metrics is None:
                     text = f"the evaluation of version {version} failed: {event.error}"
                     self.notice(text, is_warning=True)
-                elif notice := self.saving.score(event):
-                    self.emit(notice)
-            case SnapshotTaken():
-                outcome = self.saving.complete(event)
-                if not self.saving.is_pending:
-                    self.waits.end("snapshot")
-                for one in outcome:
+                for one in self.saving.writer.score(event):
                     self.emit(one)
+            case SnapshotTaken():
+                self.saving.snapshot_taken(event)
+            case OpenWork():
+                self.saving.answered(event)
+            case CollectorLeft(collector):
+                self.saving.collector_lost(collector)
             case CollectorDown(collector, reason):
+                self.saving.collector_lost(collector)
                 pause_s = self.collectors.schedule_restart(collector, reason, now_s)
                 if pause_s > 0:
                     name, text = self.collectors.rows[collector].name, f"started again in {pause_s:g} s"
@@ -455,7 +475,7 @@ class Driver:
             match action:
                 case Issue(ticket, script):
                     self.emit(Issued(ticket))
-                    self._runtime.collect(ticket, None, script)
+                    self._runtime.collect(ticket, self.begun.get(ticket.number), script)
                 case Cut(tickets):
                     self._runtime.cut(tickets)
                 case Retire(collector):
@@ -471,11 +491,7 @@ class Driver:
                 case Evaluate(version):
                     self._evaluate(version)
                 case Checkpoint(version):
-                    failed = self.saving.begin(version)
-                    for one in failed:
-                        self.emit(one)
-                    if not failed:
-                        self._take_snapshot(version)
+                    self.saving.begin(version)
                 case Renew(collector, incarnation):
                     row = self.collectors.rows[collector]
                     row.start, row.is_up = CollectorState(incarnation), False
@@ -512,9 +528,8 @@ class Driver:
     def _end(self, action: Finish) -> None:
         self.finish = action
         self.meter.finish()
-        if not action.failed and self.saving.requested_version != self.pace.version:
-            self.saving.begin(self.pace.version, whole=False)
-            self._take_snapshot(self.pace.version)
+        if not action.failed:
+            self.saving.finish()
 
     # ------------------------------------------------------------ waits
 
@@ -530,7 +545,7 @@ class Driver:
     def _no_progress(self) -> None:
         """Stall, unless something with a deadline of its own is under way or nothing was asked for."""
         limit_s, now_s = self.spec.settings.async_training.batch_timeout, self.clock()
-        is_busy = any(key in self.waits for key in ("train", "snapshot", "evaluation"))
+        is_busy = any(key in self.waits for key in ("train", "snapshot", "work", "evaluation"))
         warm_limit_s = self.pace.warm_at_s + limit_s - now_s
         if is_busy or self.finish is not None or self.pace.is_paused:
             self._await_progress()

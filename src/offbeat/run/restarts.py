@@ -320,5 +320,5 @@ class OpenRun:
             losses=(*self._policy.losses, *driver.collectors.losses),
             restarts=self._policy.attempts,
             stopped=driver.is_stopped,
-            save_error=driver.saving.loss,
+            save_error=driver.saving.writer.loss,
         )

@@ -1,25 +1,28 @@
-"""Checkpoints of a run: all parts as they are now, with the learner's snapshot once it is there."""
+"""Taking the checkpoints of a run: all parts as they are now, the learner once its snapshot is there."""
 
 from __future__ import annotations
 
 import contextlib
 import traceback
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint, digest, pack
+from offbeat.checkpoint import LoadedCheckpoint, digest, pack
 from offbeat.errors import CheckpointError, OffbeatError
 from offbeat.observe.events import Record, read_rounds
-from offbeat.pacing.events import EvalDone, Notice, Saved, SaveFailed, SnapshotTaken
+from offbeat.pacing.actions import Pace
+from offbeat.pacing.events import Event, Notice, OpenWork, SnapshotTaken
+from offbeat.run.begun import BegunWork
+from offbeat.run.collectors import Collector
+from offbeat.run.waits import Wait, Waits
+from offbeat.run.writing import Outcome, Parts, Writer
 from offbeat.types import StateTree
 
 _NETWORKS = "offbeat.models."
-Parts = dict[str, StateTree]
-"""The parts of a checkpoint by name."""
-Outcome = tuple[Saved | SaveFailed | Notice, ...]
-"""Events that saving resulted in, in the order in which to emit them."""
+_ANSWER_LIMIT_S = 2.0
+"""After the learner's snapshot a checkpoint is written without begun work that has not come."""
 
 
 def learner_digest(state: StateTree) -> str:
@@ -66,86 +69,55 @@ def notice_of_lost_rounds(events: Path) -> str:
     return f"the run has no checkpoint: {known} trained before, by events.jsonl, are lost; it starts anew"
 
 
-class Saving:
-    """Captures and writes the checkpoints of one run, and keeps the newest snapshot of its learner.
+@dataclass(slots=True)
+class _Checkpoint:
+    """One that is being taken. ``parts`` None: only the learner's snapshot is wanted."""
 
-    ``capture()`` returns all parts but the learner. Without a manager nothing is written.
+    version: int
+    parts: Parts | None
+    num_issued: int
+    awaited: set[int] = field(default_factory=set)  # collectors that were asked for begun work
+    lost: set[int] = field(default_factory=set)  # those of them that are gone
+    snapshot: SnapshotTaken | None = None
+
+
+class Saving:
+    """Takes the checkpoints of a run, one at a time, and keeps the newest snapshot of its learner.
+
+    ``capture()`` returns all parts but the learner and the begun work; ``take_snapshot(version)`` asks for
+    the learner, within a limit; ``ask_work()`` asks collectors and returns those that will answer. ``tell``
+    gets the events that come of it.
     """
 
     def __init__(
         self,
-        manager: CheckpointManager | None,
-        capture: Callable[[], Parts],
+        writer: Writer,
+        begun: BegunWork,
+        collectors: Sequence[Collector],
+        pace: Pace,
+        waits: Waits,
         clock: Callable[[], float],
+        *,
+        capture: Callable[[], Parts],
+        take_snapshot: Callable[[int], None],
+        ask_work: Callable[[], Iterable[int]],
+        tell: Callable[[Event], None],
     ) -> None:
-        self._manager = manager
+        self.writer = writer
         self.capture = capture
-        self._clock = clock
-        self._pending: deque[tuple[int, Parts | None]] = deque()  # snapshots asked for: version, other parts
-        self._scores: dict[int, float] = {}
-        self._told: set[str] = set()
-        self._failure = ""
         self.snapshot: SnapshotTaken | None = None
-        self.requested_version = -1
+        self._begun, self._collectors, self._pace = begun, collectors, pace
+        self._waits, self._clock = waits, clock
+        self._take_snapshot, self._ask_work, self._tell = take_snapshot, ask_work, tell
+        self._at_hand: _Checkpoint | None = None
+        self._last: tuple[int, bool] | None = None  # waits for the one at hand: version, whole
+        self._requested = self._skipped = -1  # newest versions
+        self._num_unanswered = 0
 
     @property
     def is_pending(self) -> bool:
-        """True while a snapshot of the learner is on its way."""
-        return bool(self._pending)
-
-    @property
-    def loss(self) -> str:
-        """Reason for which the run has nothing to resume from although it saved; empty: it has something."""
-        return self._failure if self._manager is not None and not self._manager.versions() else ""
-
-    def begin(self, version: int, whole: bool = True) -> Outcome:
-        """Keep everything but the learner as it is now; the caller asks for the learner's snapshot.
-
-        With ``whole`` false only the snapshot is wanted. What is returned says that nothing could be kept.
-        """
-        try:
-            self._pending.append((version, self.capture() if whole else None))
-        except CheckpointError as error:
-            return self._failed(version, error)
-        self.requested_version = version
-        return ()
-
-    def complete(self, snapshot: SnapshotTaken) -> Outcome:
-        """Write the oldest pending checkpoint. When that fails training continues; older ones are intact."""
-        version, parts = self._pending.popleft()
-        self.snapshot = snapshot
-        if parts is None or self._manager is None:
-            return ()
-        if snapshot.state is None:
-            return self._notice_once("no checkpoints: the learner has no state_dict() that could be saved")
-        started_s, score = self._clock(), self._scores.get(version)
-        weights, wrong = snapshot.weights, _unsavable(snapshot.weights)
-        try:
-            whole = {"learner": snapshot.state, **parts}
-            path = self._manager.save(version, whole, {} if wrong else weights, score)
-        except CheckpointError as error:
-            return self._failed(version, error)
-        without = f"checkpoints can be resumed and replayed, but not evaluated or played: {wrong}"
-        notices = self._notice_once(without) if wrong else ()
-        return (Saved(version, path, self._clock() - started_s, score), *notices)
-
-    def _failed(self, version: int, error: CheckpointError) -> Outcome:
-        self._failure = str(error)
-        text = f"checkpoint of version {version} failed: {error}"
-        return SaveFailed(version, self._failure), Notice(text, is_warning=True)
-
-    def score(self, event: EvalDone) -> Notice | None:
-        """Keep the score of a version, and enter it into its checkpoint if that is there already."""
-        score = (event.metrics or {}).get("eval/return_mean")
-        if score is None or self._manager is None:
-            return None
-        self._scores[event.version] = score
-        try:
-            if event.version in self._manager.versions():
-                self._manager.set_score(event.version, score)
-        except CheckpointError as error:
-            return Notice(f"the score of version {event.version} was not saved: {error}", is_warning=True)
-        return None
+        """True while a checkpoint, or a snapshot of the learner alone, is not there yet."""
+        return self._at_hand is not None or self._last is not None
 
     def digest(self) -> str | None:
         """Return the digest of the newest snapshot; None for a learner without a state that can be saved."""
@@ -156,16 +128,107 @@ class Saving:
         except CheckpointError:
             return None
 
-    def _notice_once(self, text: str) -> Outcome:
-        is_new = text not in self._told
-        self._told.add(text)
-        return (Notice(text, is_warning=True),) if is_new else ()
+    # ------------------------------------------------------------ beginning
 
+    def begin(self, version: int, whole: bool = True) -> None:
+        """Keep everything but the learner as it is now, and ask for the rest; training may go on meanwhile.
 
-def _unsavable(weights: Any) -> str:
-    """Return why a checkpoint cannot hold what ``weights()`` returned; empty when it can."""
-    try:
-        pack(weights, "weights()")
-    except CheckpointError as error:
-        return str(error)
-    return ""
+        With ``whole`` false only the learner's snapshot is wanted. One that comes due while another one is at
+        hand is skipped; the last one of the run waits.
+        """
+        if self._at_hand is None:
+            self._begin(version, whole)
+        elif self._pace.is_ending:
+            self._requested, self._last = version, (version, whole)
+        else:
+            self._skipped = version
+            self._tell_all(self.writer.skipped(version))
+
+    def finish(self) -> None:
+        """Ask for the learner as the run leaves it, unless a checkpoint of this version has it."""
+        version = self._pace.version
+        if self._requested != version:
+            self.begin(version, whole=self._skipped == version)
+
+    def _begin(self, version: int, whole: bool) -> None:
+        try:
+            parts = self.capture() if whole else None
+        except CheckpointError as error:
+            self._tell_all(self.writer.failed(version, error))
+            return
+        self._requested = version
+        at_hand = self._at_hand = _Checkpoint(version, parts, self._pace.counts().issued)
+        if whole:
+            at_hand.awaited.update(index for index in self._ask_work() if self._collectors[index].is_up)
+        self._take_snapshot(version)
+
+    # ------------------------------------------------------------ answers
+
+    def snapshot_taken(self, event: SnapshotTaken) -> None:
+        """Take the learner's snapshot."""
+        self._waits.end("snapshot")
+        assert self._at_hand is not None, "nobody asked for a snapshot"
+        self.snapshot = self._at_hand.snapshot = event
+        self._write_if_complete()
+
+    def answered(self, event: OpenWork) -> None:
+        """Take the begun work of a collector."""
+        self._begun.take(event)
+        if self._at_hand is not None:
+            self._at_hand.awaited.discard(event.collector)
+            self._write_if_complete()
+
+    def collector_lost(self, collector: int) -> None:
+        """Note that a collector will not answer."""
+        at_hand = self._at_hand
+        if at_hand is not None and collector in at_hand.awaited:
+            at_hand.awaited.remove(collector)
+            at_hand.lost.add(collector)
+            self._write_if_complete()
+
+    def _write_if_complete(self) -> None:
+        """Write once the snapshot is there, and soon after it without the answers that are missing."""
+        at_hand = self._at_hand
+        if at_hand is None or at_hand.snapshot is None:
+            return
+        if not at_hand.awaited:
+            self._write()
+        elif "work" not in self._waits:
+            owner, limit_s = f"checkpoint {at_hand.version}", _ANSWER_LIMIT_S
+            row = ("work", owner, partial(self._names, at_hand.awaited), limit_s, "a fixed limit")
+            phase = "saving" if self._pace.is_ending else ""
+            self._waits.begin(Wait(*row, self._write, phase), self._clock())
+
+    def _names(self, collectors: Iterable[int]) -> str:
+        return ", ".join(self._collectors[index].name for index in sorted(collectors))
+
+    def _write(self) -> None:
+        """Write what is at hand, and name who did not answer."""
+        self._waits.end("work")
+        at_hand, self._at_hand = self._at_hand, None
+        assert at_hand is not None, "nothing is at hand"
+        snapshot = at_hand.snapshot
+        if at_hand.parts is not None and snapshot is not None:
+            work = self._begun.issued_before(at_hand.num_issued)
+            parts = {"learner": snapshot.state, **at_hand.parts, **({"work": work} if work else {})}
+            self._tell_all(self.writer.write(at_hand.version, parts, snapshot.weights))
+            self._name_silent(at_hand)
+        if self._last is not None:
+            (version, whole), self._last = self._last, None
+            self._begin(version, whole)
+            if self._at_hand is None:  # it failed: the report needs the snapshot all the same
+                self._begin(version, whole=False)
+
+    def _name_silent(self, at_hand: _Checkpoint) -> None:
+        silent = at_hand.awaited | at_hand.lost
+        self._num_unanswered += len(silent)
+        if silent:
+            text = (
+                f"checkpoint {at_hand.version} has no new begun work of {self._names(silent)}: no answer "
+                f"within {_ANSWER_LIMIT_S:g} s ({self._num_unanswered} missing in all)"
+            )
+            self._tell(Notice(text, is_warning=True))
+
+    def _tell_all(self, outcome: Outcome) -> None:
+        for event in outcome:
+            self._tell(event)
