@@ -20,7 +20,7 @@ from offbeat.observe.callbacks import Callback, CheckpointInfo, RoundInfo
 from offbeat.observe.events import read_events
 from offbeat.types import Batch, Piece, Progress, Segment, Ticket
 
-KINDS = ("inline", "threads")
+KINDS = ("inline", "threads", "processes")
 PIECES = 4
 """Pieces of work that a segment takes at least."""
 
@@ -110,7 +110,7 @@ def test_resumed_run_continues_what_was_begun(kind: str, tmp_path: Path) -> None
 
     class Stop(Callback):
         def on_round(self, info: RoundInfo) -> None:
-            if info.version == 9:  # tickets 40 to 43 have been issued for round 10
+            if info.version == 10:  # there is nothing to train until ticket 40 ends, which was issued by now
                 stopping.stop()
 
     stopping = pipeline(kind, tmp_path, NeverEnds, callbacks=[Stop()])
@@ -136,14 +136,16 @@ def test_killed_collector_leaves_its_begun_work_to_the_next(kind: str, tmp_path:
 
         def advance(self) -> Progress:
             held = {ticket.number for ticket in self.counts}
-            if not has_raised and any(tree["count"] for number, tree in self.given.items() if number in held):
-                has_raised.append(True)
+            if not flag.exists() and any(
+                tree["count"] for number, tree in self.given.items() if number in held
+            ):
+                flag.touch()
                 raise RuntimeError("once")
             return super().advance()
 
-    has_raised: list[bool] = []
-    report = pipeline(kind, tmp_path, RaisesOnce).run(rounds=20)
-    assert has_raised and report.counts.trained == 80
+    flag = tmp_path / "raised"
+    report = pipeline(kind, tmp_path / "run", RaisesOnce).run(rounds=20)
+    assert flag.exists() and report.counts.trained == 80
     assert report.metrics["learn/first"] > 0
 
 
