@@ -68,7 +68,11 @@ class Collector(Protocol):
 
 @runtime_checkable
 class WideCollector(Collector, Protocol):
-    """A collector whose tickets may be ended early, and whose begun work may be continued elsewhere."""
+    """A collector whose tickets may be ended early, and whose begun work may be continued elsewhere.
+
+    Both are optional, and come together. Without them nothing is cut, whatever the straggler policy says, and
+    what is begun is collected again when the run is resumed or the collector is lost.
+    """
 
     def cut(self, tickets: Sequence[int]) -> None:
         """End these tickets at the next boundary, with what there is; their pieces end with ``cut``."""
@@ -259,6 +263,7 @@ def has_state(made: object, role: str) -> bool:
 _SEE = {
     "the collector": "it needs collect(ticket, weights), and state_dict and load_state_dict or neither",
     "the collector with advance": "it needs capacity, accept, load, advance, state_dict and load_state_dict",
+    "the wide collector": "it needs cut and open_work, or neither",
     "the learner": "it needs train and weights, and state_dict and load_state_dict or neither",
     "the algorithm's learner": "it needs train, weights, state_dict and load_state_dict",
     "the evaluator": "it needs evaluate(weights, seed)",

@@ -11,7 +11,9 @@ import pytest
 
 from offbeat import Callback, PerWorker, Pipeline, Segment
 from offbeat.errors import CollectError, ConfigError
+from offbeat.roles import WorkerContext
 from offbeat.run.adapters import as_evaluator
+from offbeat.testing import TokenLearner, TokenMachine
 from offbeat.types import Batch
 
 
@@ -173,6 +175,47 @@ def test_collectors_that_lack_a_method_are_refused_before_the_first_round(made: 
         pipeline(collect=factory(lambda: made), train=got.append, weights=lambda: 0).run(rounds=1)
     assert "Traceback" not in str(caught.value)
     assert not got
+
+
+def wide(**options: Any) -> TokenMachine:
+    return TokenMachine(WorkerContext(0, 1, seed=0), **options)
+
+
+def without(name: str) -> Any:
+    """A class of wide collectors without one method."""
+    kept = {key: value for key, value in vars(TokenMachine).items() if key not in (name, "__dict__")}
+    return type("Lacks", (), kept)(WorkerContext(0, 1, seed=0))
+
+
+class OldAccept(TokenMachine):
+    def accept(self, ticket: Any) -> None:  # type: ignore[override]
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (without("load"), "the collector with advance Lacks has no load: it needs capacity, accept, load"),
+        (without("cut"), "the wide collector Lacks has no cut: it needs cut and open_work, or neither"),
+        (without("open_work"), "the wide collector Lacks has no open_work"),
+        (wide(capacity=-2), "capacity of TokenMachine is -2: it is a number of tickets, 1 at least"),
+        (wide(capacity=2.5), "capacity of TokenMachine is 2.5"),
+        (OldAccept(WorkerContext(0, 1, 0)), r"OldAccept cannot be called as accept\(ticket, begun, script\)"),
+    ],
+)
+def test_wide_collectors_that_cannot_work_are_refused_before_the_first_round(made: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        pipeline(collect=made)
+    with pytest.raises(CollectError, match=words):
+        pipeline(collect=factory(lambda: made)).run(rounds=1)
+
+
+def test_a_wide_collector_may_be_given_as_an_object_or_made_in_its_worker() -> None:
+    seen = []
+    for collect in (wide(slots=2), PerWorker(TokenMachine), factory(lambda: wide(slots=9))):
+        report = pipeline(collect=collect, train=TokenLearner()).run(rounds=3)
+        seen.append(report.digest)
+    assert len(set(seen)) == 1
 
 
 # ---------------------------------------------------------------- learners

@@ -28,6 +28,7 @@ from offbeat.pacing.events import (
     Broken,
     CollectorDown,
     CollectorUp,
+    CollectorWorked,
     DialTurned,
     EvalDone,
     Event,
@@ -461,6 +462,31 @@ def test_a_round_that_does_not_end_stalls_the_run() -> None:
     (stalled,) = run.of(Stalled)
     assert stalled.stacks == {"learner": "in train"}
     assert "runtime.train_timeout_s" in [row["limit_key"] for row in stalled.waits]
+
+
+@pytest.mark.parametrize(
+    ("report", "stalls"),
+    [
+        (CollectorWorked(0, 0.0, {"tokens": 0}), True),
+        (CollectorWorked(0, 0.0, {"tokens": 1}), False),
+        (CollectorWorked(0, 0.5), False),
+    ],
+)
+def test_a_collector_that_reports_work_is_progress_and_one_that_waits_is_none(
+    report: CollectorWorked, stalls: bool
+) -> None:
+    run = FakeRun(silent=["collect"], limits={"async_training": {"batch_timeout": 10.0}}).start()
+
+    def pass_time() -> None:
+        for _ in range(12):
+            run.runtime.events.append(report)
+            run.pass_time(1.0)
+
+    if stalls:
+        with pytest.raises(StallError, match=r"nothing happened for 10 s \(batch_timeout\)"):
+            pass_time()
+    else:
+        pass_time()
 
 
 def test_a_snapshot_that_does_not_come_stalls_the_run(tmp_path: Path) -> None:

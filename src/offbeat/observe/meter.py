@@ -12,8 +12,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import chain, zip_longest
+
+import numpy as np
 
 from offbeat.observe.callbacks import Bottleneck
 from offbeat.pacing.actions import Pace
@@ -32,7 +34,7 @@ from offbeat.pacing.events import (
     TrainStarted,
 )
 from offbeat.reading import numbers
-from offbeat.types import Batch, Metrics, StateTree
+from offbeat.types import Batch, End, Metrics, Segment, StateTree
 
 _EPISODES_AVERAGED = 100
 _ROUNDS_AVERAGED = 50
@@ -46,6 +48,7 @@ _RATES = (
     "rollout/steps_per_s",
 )
 _NOTHING = (0, 0)
+_ENDS: tuple[End, ...] = ("cut", "timeout", "error")
 _MOST_ENVS = 256
 """With more environments than this, events do not name what each gave to a round."""
 _NO_SYSTEM = {"system/rss_bytes": math.nan, "system/cpu_percent": math.nan, "system/gpu_mem_bytes": math.nan}
@@ -70,6 +73,7 @@ class _Totals:
     generation_errors: int = 0
     elapsed_s: float = 0.0
     overlap_s: float = 0.0
+    ended: dict[str, int] = field(default_factory=dict)  # pieces of segments, by why they ended
 
 
 @dataclass(slots=True)
@@ -167,6 +171,8 @@ class Meter:
         totals.arrived += 1
         totals.samples += samples
         totals.env_steps += segment.units.get("env_steps", 0)
+        for piece in segment.pieces:
+            totals.ended[piece.end] = totals.ended.get(piece.end, 0) + 1
 
     def _dropped(self, event: SegmentDropped, now_s: float) -> None:
         _, samples = self._waiting.pop(event.ticket, _NOTHING)
@@ -215,8 +221,9 @@ class Meter:
     def _measure(self, event: RoundTrained, round_s: float, weights: Sequence[int]) -> Signals:
         batch, window, num_collectors = event.batch, self._window, len(self._samples_by_env)
         train_s, active_s = event.ended_s - self._train_started_s, max(round_s - window.paused_s, 1e-9)
-        collect_s = sum([segment.collect_s for segment in batch.segments]) / num_collectors
         busy_s = self._busy_s(event.ended_s)
+        # A segment that was made beside others does not say how long it took.
+        collect_s = (sum([segment.collect_s for segment in batch.segments]) or busy_s) / num_collectors
         collect_idle = _share(active_s - busy_s / num_collectors, active_s)
         overlap_s = (busy_s - self._busy_at_train_s) / num_collectors
         self._totals.overlap_s += min(train_s, max(0.0, overlap_s))
@@ -226,7 +233,7 @@ class Meter:
         self.bottleneck = slower if abs(collect_idle - train_idle) > _BALANCED_WITHIN else "balanced"
         busiest_s = max(collect_s, train_s)
         self._measured = {
-            **_ages(batch.staleness(), weights, self._threshold),
+            **_ages(batch, weights, self._threshold),
             "pace/collect_idle_ratio": collect_idle,
             "pace/train_idle_ratio": train_idle,
             "pace/overlap_efficiency": active_s / busiest_s if busiest_s > 0 else math.nan,
@@ -364,6 +371,7 @@ class Meter:
             "rollout/total_env_steps": totals.env_steps,
             "rollout/total_episodes": totals.episodes,
             "rollout/generation_errors": totals.generation_errors,
+            **({f"rollout/ended_{end}": totals.ended.get(end, 0) for end in _ENDS} if totals.ended else {}),
             "rollout/samples_by_env_min": min(chain(*self._samples_by_env)),
             "rollout/samples_by_env_max": max(chain(*self._samples_by_env)),
             "learn/global_steps": totals.global_steps,
@@ -433,11 +441,14 @@ def _added(totals: Sequence[int], more: Sequence[int]) -> list[int]:
     return [one + other for one, other in zip_longest(totals, more, fillvalue=0)]
 
 
-def _ages(ages: Sequence[int], weights: Sequence[int], threshold: int) -> Metrics:
+def _ages(batch: Batch, weights: Sequence[int], threshold: int) -> Metrics:
     """Return the staleness of what a round trained, in versions, weighted by samples."""
+    pairs = chain.from_iterable(map(_by_version, batch.segments, weights))
+    ages = [(batch.version - version, weight) for version, weight in pairs]
     total = sum(weights)
-    age_sum = seen = stale = oldest = p95 = 0
-    for age, weight in sorted(zip(ages, weights, strict=True)):
+    age_sum = seen = stale = 0.0
+    oldest = p95 = 0
+    for age, weight in sorted(ages):
         if seen < 0.95 * total:
             p95 = age
         oldest = age if total else 0
@@ -450,6 +461,17 @@ def _ages(ages: Sequence[int], weights: Sequence[int], threshold: int) -> Metric
         "pace/p95_sample_age": float(p95),
         "pace/stale_samples_ratio": stale / max(total, 1),
     }
+
+
+def _by_version(segment: Segment, samples: int) -> list[tuple[int, float]]:
+    """Return the versions in a segment, each with its part of the samples."""
+    if segment.versions.size == 1:
+        return [(segment.oldest_version, samples)]
+    versions, counts = np.unique(segment.versions, return_counts=True)
+    share = samples / segment.versions.size
+    return [
+        (version, count * share) for version, count in zip(versions.tolist(), counts.tolist(), strict=True)
+    ]
 
 
 def _share(part: float, whole: float) -> float:

@@ -14,6 +14,7 @@ from offbeat.errors import CollectError
 from offbeat.pacing.events import (
     CollectorDown,
     CollectorUp,
+    CollectorWorked,
     Handlers,
     Issued,
     RoundTrained,
@@ -42,13 +43,20 @@ class Loss:
 
 @dataclass(slots=True)
 class Collector:
-    """One row. ``since_s``: start of the work on its first ticket; ``busy_s``: time at work in this round."""
+    """One row. ``since_s``: start of the work on its first ticket; ``busy_s``: time at work in this round.
+
+    A wide one reports its time at work, the last time at ``since_s``. Until it does so again, it is taken to
+    be at work for its ``share`` of the time; ``assumed_s`` is what rounds that ended since then counted so.
+    """
 
     name: str
     start: CollectorState = field(default_factory=CollectorState)
     tickets: dict[int, float] = field(default_factory=dict)  # number -> issued at
     since_s: float = 0.0
     busy_s: float = 0.0
+    is_wide: bool = False
+    share: float = 1.0
+    assumed_s: float = 0.0
     is_up: bool = False
     has_worked: bool = False
     has_given_work: bool = False
@@ -95,6 +103,7 @@ class Collectors:
             CollectorDown: self._down,
             Issued: self._issued,
             SegmentArrived: self._arrived,
+            CollectorWorked: self._worked,
             RoundTrained: self._round_trained,
         }
 
@@ -124,14 +133,18 @@ class Collectors:
             self._failures.pop(segment.ticket.number, None)
         # An arrival may be noticed late, after the learner's turn: the segment says how long it took.
         ended_s = min(now_s, row.since_s + collect_s) if collect_s > 0 else now_s
-        row.busy_s += max(0.0, ended_s - max(row.since_s, self._window_s))
+        if not row.is_wide:
+            row.busy_s += max(0.0, ended_s - max(row.since_s, self._window_s))
+        elif event.busy_s > 0.0:  # one report for all segments of a piece of work
+            self._count(row, event.busy_s + event.state_s, now_s)
         if not row.has_worked and self._saves:
             check_state(event.state, f"{row.name}.state_dict()")
         row.has_worked, row.losses_in_a_row = True, 0
         if event.state is not row.start.state:
             row.start = CollectorState(row.start.incarnation, event.state)
         if row.tickets:
-            row.since_s = max(ended_s, next(iter(row.tickets.values())))
+            if not row.is_wide:
+                row.since_s = max(ended_s, next(iter(row.tickets.values())))
             self._waits.begin(self._work[index], now_s)
         else:
             self._waits.end(row.name)
@@ -148,19 +161,35 @@ class Collectors:
 
         return Wait(row.name, self._round, lambda: f"{row.name} (ticket {first()})", limit_s, setting, kill)
 
+    def _worked(self, event: CollectorWorked, now_s: float) -> None:
+        row = self.rows[event.collector]
+        if row.is_wide:
+            self._count(row, event.busy_s, now_s)
+
+    def _count(self, row: Collector, busy_s: float, now_s: float) -> None:
+        """Count a report of the time at work since the one before, without what was assumed of it."""
+        past_s = now_s - row.since_s
+        if past_s > 0.0:  # the share is that of about the last second
+            row.share += min(1.0, past_s) * (min(1.0, busy_s / past_s) - row.share)
+        row.busy_s += busy_s - row.assumed_s
+        row.since_s, row.assumed_s = now_s, 0.0
+
+    def _busy_s(self, row: Collector, now_s: float) -> float:
+        if not row.tickets:
+            return row.busy_s
+        if row.is_wide:
+            return row.busy_s + row.share * (now_s - row.since_s) - row.assumed_s
+        return row.busy_s + max(0.0, now_s - max(row.since_s, self._window_s))
+
     def busy_s(self, now_s: float) -> float:
         """Return the seconds that all collectors together were at work since the last round ended."""
-        return sum(
-            [
-                row.busy_s + (max(0.0, now_s - max(row.since_s, self._window_s)) if row.tickets else 0.0)
-                for row in self.rows
-            ]
-        )
+        return sum([self._busy_s(row, now_s) for row in self.rows])
 
     def _round_trained(self, event: RoundTrained, now_s: float) -> None:
         self._window_s = event.ended_s
         for row in self.rows:
             row.busy_s = 0.0
+            row.assumed_s = row.share * (event.ended_s - row.since_s) if row.is_wide and row.tickets else 0.0
 
     # ------------------------------------------------------------ starts and losses
 
@@ -177,6 +206,7 @@ class Collectors:
     def _up(self, event: CollectorUp, now_s: float) -> None:
         row = self.rows[event.collector]
         row.is_up, self._phase = True, ""
+        row.is_wide |= event.capacity > 1
         self._waits.end((row.name, "start"))
         for place, lost_s in row.open_losses.items():
             self.losses[place] = replace(self.losses[place], replaced_s=now_s - lost_s)
@@ -185,7 +215,7 @@ class Collectors:
     def _down(self, event: CollectorDown, now_s: float) -> None:
         row = self.rows[event.collector]
         if row.tickets:
-            row.busy_s += max(0.0, now_s - max(row.since_s, self._window_s))
+            row.busy_s, row.assumed_s = self._busy_s(row, now_s), 0.0
             first = next(iter(row.tickets))
             self._failures[first] = self._failures.get(first, 0) + 1
             row.tickets.clear()

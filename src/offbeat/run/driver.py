@@ -36,6 +36,7 @@ from offbeat.pacing.events import (
     Broken,
     CollectorDown,
     CollectorLeft,
+    CollectorWorked,
     EvalDone,
     Event,
     Finished,
@@ -344,7 +345,7 @@ class Driver:
                 self.waits.end("publish")
             elif isinstance(event, CollectorDown):
                 self.saving.collector_lost(event.collector)
-        if events:
+        if any(map(_is_progress, events)):
             self._await_progress()
         while self._requests:
             self._take_request(self._requests.popleft())
@@ -560,3 +561,8 @@ class Driver:
         rows, stacks = self.waits.rows(self.clock()), self._runtime.stacks()
         self.emit(Stalled([row.to_record() for row in rows], stacks))
         raise StallError(describe_stall(headline, rows, stacks))
+
+
+def _is_progress(event: Event) -> bool:
+    """Return False for a report of a collector that has only waited, for tools or environments of its own."""
+    return not isinstance(event, CollectorWorked) or event.busy_s > 0.0 or any(event.units.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -85,13 +86,26 @@ class OneByOne:
 def check_collector(made: Any) -> None:
     """Raise ConfigError that says what ``made`` lacks to collect."""
     if hasattr(made, "advance") or hasattr(made, "accept"):
-        wanted = ("capacity", "accept", "load", "advance", "state_dict", "load_state_dict")
-        check_methods(made, wanted, "the collector with advance")
+        _check_with_advance(made)
     elif not callable(getattr(made, "collect", made)):
         check_methods(made, ("collect",), "the collector")
         raise ConfigError(f"collect of {type(made).__qualname__} is {made.collect!r}, which cannot be called")
     else:
         has_state(made, "the collector")
+
+
+def _check_with_advance(made: Any) -> None:
+    wanted = ("capacity", "accept", "load", "advance", "state_dict", "load_state_dict")
+    check_methods(made, wanted, "the collector with advance")
+    if hasattr(made, "cut") or hasattr(made, "open_work"):
+        check_methods(made, ("cut", "open_work"), "the wide collector")
+    name, capacity = type(made).__qualname__, made.capacity
+    if not isinstance(capacity, int) or capacity < 1:
+        raise ConfigError(f"capacity of {name} is {capacity!r}: it is a number of tickets, 1 at least")
+    try:
+        inspect.signature(made.accept).bind(None, None, ())
+    except TypeError:
+        raise ConfigError(f"accept of {name} cannot be called as accept(ticket, begun, script)") from None
 
 
 def as_collector(made: Any) -> Collector:

@@ -11,7 +11,6 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from queue import SimpleQueue
 from threading import Thread
 
 import numpy as np
@@ -55,7 +54,7 @@ class TokenMachine:
         self._held: dict[int, tuple[Ticket, list[Response]]] = {}
         self._queue: list[tuple[int, int, Response]] = []  # without a slot, by ticket and place in the group
         self._live: deque[Response] = deque()  # with a slot
-        self._answers: SimpleQueue[tuple[Response, int | None]] = SimpleQueue()
+        self._answers: deque[tuple[Response, int | None]] = deque()
 
     # ------------------------------------------------------------ the contract
 
@@ -130,8 +129,8 @@ class TokenMachine:
 
     def _take_answers(self, now_s: float) -> None:
         """Append what tools have answered since the last step; end responses whose tool takes too long."""
-        while not self._answers.empty():
-            one, token = self._answers.get()
+        while self._answers:
+            one, token = self._answers.popleft()
             one.called_s = None
             if token is None:
                 one.end = one.end or "error"
@@ -185,7 +184,7 @@ class TokenMachine:
             try:
                 token = tool(seed, place)
             finally:
-                self._answers.put((one, token))
+                self._answers.append((one, token))
                 self._wake()
 
         one.called_s = time.monotonic()
