@@ -55,6 +55,11 @@ def test_callback_adds_a_metric_and_turns_the_dial(tmp_path: Path) -> None:
     assert all("mine/best_return" in record["metrics"] for record in read_rounds(journal))
 
 
+def test_slow_environments_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    output = run("slow_environments.py", 3, tmp_path)
+    assert re.search(r"\d+ steps/s; 270 is the most if every step waits for the slowest", output)
+
+
 @needs_sb3
 @pytest.mark.parametrize("name", ["sb3_ppo.py", "sb3_dqn.py"])
 def test_sb3_is_collected_and_trained_by_its_own_machinery(name: str, tmp_path: Path) -> None:
