@@ -190,7 +190,7 @@ class Pair:
     def advance(self) -> Progress:
         if len(self.tickets) < 2:
             return Progress(idle=True)
-        tickets, self.tickets = self.tickets, []
+        tickets, self.tickets = self.tickets[:2], self.tickets[2:]
         return Progress(tuple(Segment(one, one.number, np.array([self.version])) for one in tickets))
 
     def state_dict(self) -> Any:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import chain, zip_longest
 
 import numpy as np
@@ -34,7 +34,7 @@ from offbeat.pacing.events import (
     TrainStarted,
 )
 from offbeat.reading import numbers
-from offbeat.types import Batch, End, Metrics, Segment, StateTree
+from offbeat.types import Batch, Metrics, Segment, StateTree
 
 _EPISODES_AVERAGED = 100
 _ROUNDS_AVERAGED = 50
@@ -48,7 +48,6 @@ _RATES = (
     "rollout/steps_per_s",
 )
 _NOTHING = (0, 0)
-_ENDS: tuple[End, ...] = ("cut", "timeout", "error")
 _MOST_ENVS = 256
 """With more environments than this, events do not name what each gave to a round."""
 _NO_SYSTEM = {"system/rss_bytes": math.nan, "system/cpu_percent": math.nan, "system/gpu_mem_bytes": math.nan}
@@ -73,7 +72,10 @@ class _Totals:
     generation_errors: int = 0
     elapsed_s: float = 0.0
     overlap_s: float = 0.0
-    ended: dict[str, int] = field(default_factory=dict)  # pieces of segments, by why they ended
+    pieces: int = 0  # of segments
+    ended_cut: int = 0
+    ended_timeout: int = 0
+    ended_error: int = 0
 
 
 @dataclass(slots=True)
@@ -171,8 +173,12 @@ class Meter:
         totals.arrived += 1
         totals.samples += samples
         totals.env_steps += segment.units.get("env_steps", 0)
-        for piece in segment.pieces:
-            totals.ended[piece.end] = totals.ended.get(piece.end, 0) + 1
+        if segment.pieces:
+            ends = [piece.end for piece in segment.pieces]
+            totals.pieces += len(ends)
+            totals.ended_cut += ends.count("cut")
+            totals.ended_timeout += ends.count("timeout")
+            totals.ended_error += ends.count("error")
 
     def _dropped(self, event: SegmentDropped, now_s: float) -> None:
         _, samples = self._waiting.pop(event.ticket, _NOTHING)
@@ -371,7 +377,7 @@ class Meter:
             "rollout/total_env_steps": totals.env_steps,
             "rollout/total_episodes": totals.episodes,
             "rollout/generation_errors": totals.generation_errors,
-            **({f"rollout/ended_{end}": totals.ended.get(end, 0) for end in _ENDS} if totals.ended else {}),
+            **self._ends(),
             "rollout/samples_by_env_min": min(chain(*self._samples_by_env)),
             "rollout/samples_by_env_max": max(chain(*self._samples_by_env)),
             "learn/global_steps": totals.global_steps,
@@ -390,6 +396,11 @@ class Meter:
             "system/worker_restarts": totals.worker_restarts,
             **event.metrics,
         }
+
+    def _ends(self) -> Metrics:
+        """Return how many pieces of segments ended early, where segments have pieces."""
+        ends = ("ended_cut", "ended_timeout", "ended_error")
+        return {f"rollout/{name}": getattr(self._totals, name) for name in ends if self._totals.pieces}
 
     def _published_metrics(self) -> Metrics:
         published = self._pace.published
