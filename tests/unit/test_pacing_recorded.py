@@ -169,7 +169,7 @@ def test_a_collector_is_started_anew_where_the_recorded_one_was() -> None:
     one = Replayed(pace_of(records, until=1))
     assert issued(one.begin()) == [0], "the next one is for another incarnation"
     assert one.arrive(0) == [Renew(0, 2)]
-    assert one.pace.incarnations == [2, 0]
+    assert one.pace.incarnations == {0: 2, 1: 0}
     assert one.tell() == [], "it has to come up first"
     assert issued(one.tell(CollectorUp(0))) == [1]
     assert one.arrive(1) == [Train(0, (0, 1), 1)]

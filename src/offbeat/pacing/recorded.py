@@ -3,6 +3,10 @@
 Each version's tickets are collected when that version is reached. A collector's tickets have versions that
 never go down, so this keeps each collector's own order; the order across collectors does not matter, since
 they share nothing.
+
+A segment whose pieces mix versions depends on its ticket and on them alone. Its ticket is issued with a
+script when the first of its versions is reached; a round waits until all such tickets that are open continue
+with a later version.
 """
 
 from __future__ import annotations
@@ -12,29 +16,36 @@ import operator
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain, pairwise
+from typing import Any, get_args
 
 from offbeat.errors import ReplayError
 from offbeat.pacing.actions import Action, Checkpoint, Finish, Issue, Publish, Renew, Train
 from offbeat.pacing.events import (
     CollectorDown,
     CollectorUp,
+    CollectorWaits,
     Event,
     Published,
     RoundTrained,
     SegmentArrived,
+    SegmentDropped,
     StopRequested,
 )
 from offbeat.pacing.ledger import Counts
 from offbeat.seeding import derive_seed, reseed
-from offbeat.types import Ticket
+from offbeat.types import End, Piece, Span, Ticket
 
 _NONE = -1
+_MOST_COLLECTORS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedSegment:
-    """A segment line of ``schedule.jsonl``: which collector made it, and with which weights."""
+    """A segment line of ``schedule.jsonl``: which collector made it, and with which weights.
+
+    ``pieces`` are those of a segment that says so.
+    """
 
     ticket: int
     collector: int
@@ -44,45 +55,75 @@ class RecordedSegment:
     rollbacks: int = 0
     steps_collected: int = 0
     steps_trained: int = 0
+    pieces: tuple[Piece, ...] = ()
+
+    @property
+    def begin(self) -> int:
+        """The version with which it is begun."""
+        return min((span.version for piece in self.pieces for span in piece.spans), default=self.version)
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A run without its data: segments and rounds by version, and checksums of published weights."""
+    """A run without its data: segments and rounds by version, and checksums of published weights.
+
+    ``scripts`` are segments with pieces, by ticket; what was dropped of them is left out. ``drops`` are the
+    rounds in which segments were dropped, by ticket, ``joined`` collectors that came later.
+    """
 
     segments: Mapping[int, tuple[RecordedSegment, ...]]
     rounds: Mapping[int, Train]
     checksums: Mapping[int, int] = field(default_factory=dict)
+    scripts: Mapping[int, RecordedSegment] = field(default_factory=dict)
+    drops: Mapping[int, int] = field(default_factory=dict)
+    joined: frozenset[int] = frozenset()
 
     @staticmethod
     def from_records(records: Iterable[Mapping[str, Any]]) -> Schedule:
         """Read the lines of ``schedule.jsonl``; ReplayError when they are not those of a schedule."""
         segments: dict[int, list[RecordedSegment]] = {}
+        scripts: dict[int, RecordedSegment] = {}
         rounds, checksums = {}, {}
+        drops: dict[int, int] = {}
+        joined: set[int] = set()
         try:
             for record in records:
-                kind, fields = record["kind"], {k: value for k, value in record.items() if k != "kind"}
-                if kind == "gap":
-                    raise ReplayError("the schedule has a gap: the disk was full while the run went on")
-                if kind == "segment":
-                    found = RecordedSegment(collector=fields.pop("lane"), **fields)
-                    _check_whole(found.collector, *fields.values())
-                    segments.setdefault(found.version, []).append(found)
-                else:
-                    version, tickets = record["version"], tuple(record["tickets"])
-                    _check_whole(version, record["degree"], *tickets)
-                    if len(set(tickets)) < len(tickets):
-                        raise ValueError(f"round {version} with a ticket twice")
-                    rounds[version] = Train(version, tickets, record["degree"])
-                    if "weights" in record:
-                        published, checksum = record["weights"]
-                        _check_whole(published, checksum)
-                        checksums[published] = checksum
+                match record["kind"]:
+                    case "gap":
+                        raise ReplayError("the schedule has a gap: the disk was full while the run went on")
+                    case "segment":
+                        found = _segment_of(record)
+                        drops.pop(found.ticket, None)
+                        if found.pieces:  # the last one counts: what a run went back behind is not repeated
+                            scripts[found.ticket] = found
+                        else:
+                            segments.setdefault(found.version, []).append(found)
+                    case "drop":
+                        _check_whole(record["ticket"], record["version"])
+                        drops[record["ticket"]] = record["version"]
+                        scripts.pop(record["ticket"], None)
+                    case "join":
+                        if not 0 <= record["lane"] < _MOST_COLLECTORS:
+                            raise ValueError(f"a collector {record['lane']}")
+                        joined.add(operator.index(record["lane"]))
+                    case _:
+                        train = _round_of(record)
+                        rounds[train.version] = train
+                        if "weights" in record:
+                            published, checksum = record["weights"]
+                            _check_whole(published, checksum)
+                            checksums[published] = checksum
         except (KeyError, TypeError, ValueError) as error:
             raise ReplayError(
                 f"schedule.jsonl was damaged or edited, the run cannot be repeated ({error!r})"
             ) from error
-        return Schedule({v: tuple(group) for v, group in segments.items()}, rounds, checksums)
+        by_version = {version: tuple(group) for version, group in segments.items()}
+        return Schedule(by_version, rounds, checksums, scripts, drops, frozenset(joined))
+
+    def all_segments(self) -> list[RecordedSegment]:
+        """Return all segments, those of later versions later."""
+        plain = chain.from_iterable(self.segments[version] for version in sorted(self.segments))
+        return [*plain, *self.scripts.values()]
 
     def rest(self, until: int) -> Difference | None:
         """Return the rounds up to version ``until`` whose weights were not recorded; None if none were."""
@@ -131,7 +172,7 @@ class RecordedPace:
         self.difference: Difference | None = None
         self.num_compared = 0  # versions whose weights were compared
         self._equal = 0  # newest of them; with none the start, from where all that follows is made
-        self.incarnations = [0] * num_collectors
+        self.incarnations = dict.fromkeys(range(num_collectors), 0)
         self.rollbacks = 0
         self.published = -1
         self.eval_skipped = 0
@@ -149,6 +190,15 @@ class RecordedPace:
         self._have_worked: set[int] = set()  # collectors that made a segment in this incarnation
         self._gone: dict[int, tuple[int, str]] = {}  # collector -> incarnation lost for good, and why
         self._running: dict[int, RecordedSegment] = {}
+        # Segments with pieces: those to be issued by version, then by collector, and those that are open.
+        self._scripts: dict[int, list[RecordedSegment]] = {}
+        for segment in schedule.scripts.values():
+            self._scripts.setdefault(segment.begin, []).append(segment)
+        self._due: dict[int, deque[RecordedSegment]] = {}
+        self._open: dict[int, dict[int, RecordedSegment]] = {}
+        self._waits: dict[int, CollectorWaits] = {}
+        self._wide = {segment.collector for segment in schedule.scripts.values()}
+        self._dropped: set[int] = set()
         self._ready: dict[int, int] = {}  # ticket -> oldest version in its segment
         self._training: Train | None = None
         self._num_trained = self._steps_trained = 0
@@ -177,14 +227,16 @@ class RecordedPace:
 
     def counts(self) -> Counts:
         """Tickets by fate, as far as they were repeated."""
-        running, ready, trained = len(self._running), len(self._ready), self._num_trained
-        return Counts(running + ready + trained, running, ready, trained, dropped=0, lost=0)
+        running = len(self._running) + sum(map(len, self._open.values()))
+        ready, trained, dropped = len(self._ready), self._num_trained, len(self._dropped)
+        return Counts(running + ready + trained + dropped, running, ready, trained, dropped, lost=0)
 
     def lag(self) -> float:
         """Outstanding segments, in rounds."""
         found = self._schedule.rounds.get(self.version)
         size = 1 if found is None else max(1, len(found.tickets))
-        return (len(self._running) + len(self._ready)) / size
+        counts = self.counts()
+        return (counts.running + counts.ready) / size
 
     def warm_up(self) -> None:
         """Return None: a repeated round waits for its own segments."""
@@ -193,7 +245,8 @@ class RecordedPace:
         """Return who waits for whom, in words."""
         if self._training is not None:
             return f"round {self.version} is being trained by the learner"
-        out = ", ".join(f"ticket {one.ticket} on collector {one.collector}" for one in self._running.values())
+        running = [*self._running.values(), *chain.from_iterable(one.values() for one in self._open.values())]
+        out = ", ".join(f"ticket {one.ticket} on collector {one.collector}" for one in running[:8])
         return f"round {self.version} waits for segments, still out: {out or 'none'}"
 
     def wake_at_s(self, now_s: float) -> float | None:
@@ -214,9 +267,19 @@ class RecordedPace:
             case CollectorDown(collector):
                 self._collector_down(event)
             case SegmentArrived(segment):
-                found = self._running.pop(segment.ticket.number)
-                self._have_worked.add(found.collector)
+                ticket = segment.ticket
+                found = self._open.get(ticket.collector, {}).pop(ticket.number, None)
+                if found is None:
+                    found = self._running.pop(ticket.number)
+                    self._have_worked.add(found.collector)
+                self.rollbacks = found.rollbacks
                 self._ready[found.ticket] = segment.oldest_version
+                self._dropped.discard(found.ticket)
+            case SegmentDropped(number):
+                self._ready.pop(number, None)
+                self._dropped.add(number)
+            case CollectorWaits(collector):
+                self._waits[collector] = event
             case RoundTrained(version, batch):
                 self._num_trained += len(batch.segments)
                 self._steps_trained += sum(segment.num_steps for segment in batch.segments)
@@ -260,6 +323,10 @@ class RecordedPace:
             del self._running[one.ticket]
         if lost:
             self._queues.setdefault(event.collector, deque()).extendleft(reversed(lost))
+        if scripted := self._open.pop(event.collector, None):
+            self._due.setdefault(event.collector, deque()).extend(scripted.values())
+            if min(one.begin for one in scripted.values()) < self.version:
+                self._fail(event.collector, event.reason)
         if not event.restorable:  # another one starts, in the place of one that may have to continue
             if event.collector in self._have_worked:
                 self._gone[event.collector] = (self.incarnations[event.collector], event.reason)
@@ -280,38 +347,64 @@ class RecordedPace:
         if self._begun < self.version:
             self._begun = self.version
             self._waves = _waves_of(self._schedule.segments.get(self.version, ()))
+            self._place(self._scripts.pop(self.version, ()), self._due)
         if not self._queues and not self._running:
-            if not self._waves:
+            if self._waves:
+                self.rollbacks = self._waves[0][0].rollbacks
+                self._place(self._waves.popleft(), self._queues)
+            elif not self._due and self._all_wait():
                 return [self._train()]
-            wave = self._waves.popleft()
-            self._check_collectors(wave)
-            self.rollbacks = wave[0].rollbacks
-            for segment in wave:
-                self._queues.setdefault(segment.collector, deque()).append(segment)
-        actions = [action for collector in list(self._queues) for action in self._next_tickets(collector)]
+        actions = [action for collector in list(self._due) for action in self._next_scripts(collector)]
+        for collector in list(self._queues):
+            actions += self._next_tickets(collector)
         return actions if self._stop_reason is None else self._finish(self._stop_reason)
 
-    def _check_collectors(self, wave: Sequence[RecordedSegment]) -> None:
-        """Refuse segments of collectors that this run does not have: nobody would ever bring them."""
-        num_collectors = len(self.incarnations)
-        if strange := [one for one in wave if not 0 <= one.collector < num_collectors]:
-            raise ReplayError(
-                f"ticket {strange[0].ticket} is of collector {strange[0].collector}, but the run has "
-                f"{num_collectors}: schedule.jsonl was damaged or edited"
-            )
+    def _place(self, segments: Iterable[RecordedSegment], queues: dict[int, deque[RecordedSegment]]) -> None:
+        """Put segments in line at their collectors; refuse those whose collector is none of this run."""
+        for one in segments:
+            if one.collector not in self.incarnations and one.collector not in self._schedule.joined:
+                raise ReplayError(
+                    f"ticket {one.ticket} is of collector {one.collector}, but the run has "
+                    f"{len(self.incarnations)}: schedule.jsonl was damaged or edited"
+                )
+            queues.setdefault(one.collector, deque()).append(one)
+
+    def _all_wait(self) -> bool:
+        """Return True if what is open continues with versions that later rounds make."""
+        for collector, tickets in self._open.items():
+            waits = self._waits.get(collector)
+            if tickets and (
+                waits is None or waits.version <= self.version or not tickets.keys() <= set(waits.tickets)
+            ):
+                return False
+        return True
+
+    def _next_scripts(self, collector: int) -> list[Action]:
+        """Issue tickets with the pieces of their segments, as many as there are."""
+        if collector not in self._up:
+            return self._begin_joined(collector, self._due[collector][0])
+        due = self._due.pop(collector)
+        self._open.setdefault(collector, {}).update({segment.ticket: segment for segment in due})
+        return [Issue(self._ticket(segment), segment.pieces) for segment in due]
+
+    def _begin_joined(self, collector: int, segment: RecordedSegment) -> list[Action]:
+        """Start a collector that joined the recorded run, once."""
+        if collector in self.incarnations:
+            return []
+        self.incarnations[collector] = segment.incarnation
+        return [Renew(collector, segment.incarnation)]
 
     def _next_tickets(self, collector: int) -> list[Action]:
         """Issue a collector's tickets, and restart it where the recorded run did."""
-        queue, actions = self._queues[collector], list[Action]()
+        queue = self._queues[collector]
+        actions = [] if collector in self._up else self._begin_joined(collector, queue[0])
         while queue and collector in self._up:
             segment = queue[0]
-            if segment.incarnation != self.incarnations[collector]:
+            # What a wide collector makes depends on the ticket, whichever incarnation it is.
+            if segment.incarnation != self.incarnations[collector] and collector not in self._wide:
                 incarnation, reason = self._gone.get(collector, (_NONE, ""))
                 if incarnation == segment.incarnation:
-                    self._failed = True
-                    self._stop_reason = (
-                        f"collector {collector} was lost during the replay and cannot continue: {reason}"
-                    )
+                    self._fail(collector, reason)
                 elif all(one.collector != collector for one in self._running.values()):
                     self.incarnations[collector] = segment.incarnation
                     self._up.discard(collector)
@@ -324,6 +417,10 @@ class RecordedPace:
         if not queue:
             del self._queues[collector]
         return actions
+
+    def _fail(self, collector: int, reason: str) -> None:
+        self._failed = True
+        self._stop_reason = f"collector {collector} was lost during the replay and cannot continue: {reason}"
 
     def _ticket(self, segment: RecordedSegment) -> Ticket:
         seed = reseed(derive_seed(self._seed, "collect", segment.ticket), segment.rollbacks)
@@ -350,19 +447,18 @@ class RecordedPace:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a coordinator that would continue here."""
+        later = {segment.ticket: segment for segment in self._schedule.all_segments()}
         repeated = {
             segment.ticket: segment
-            for version in sorted(self._schedule.segments)
-            for segment in self._schedule.segments[version]
-            if version < self.version or segment.ticket in self._ready
+            for segment in self._schedule.all_segments()
+            if segment.version < self.version or segment.ticket in self._ready
         }
-        trained = {
-            number for version in range(self.version) for number in self._schedule.rounds[version].tickets
-        }
-        later = {s.ticket: s for group in self._schedule.segments.values() for s in group}
+        trained = self._trained_before(self.version)
+        drops = self._schedule.drops
+        dropped = self._dropped | {number for number in drops if drops[number] < self.version}
         rows: dict[str, list[list[int]]] = {"running": [], "ready": [], "lost": []}
-        num_issued = max(repeated, default=-1) + 1
-        for number in sorted({*range(num_issued)} - trained):
+        num_issued = max([*repeated, *dropped], default=-1) + 1
+        for number in sorted({*range(num_issued)} - trained - dropped):
             known = repeated.get(number) or later.get(number)
             version = self.version if known is None else min(known.version, self.version)
             deadline = version + self.degree if known is None else known.deadline
@@ -375,7 +471,7 @@ class RecordedPace:
             "configured_degree": None,  # the settings say which dial holds from here
             "degree": self.degree,
             "auto": None,
-            "ledger": {"issued": num_issued, "trained": len(trained), "dropped": 0, **rows},
+            "ledger": {"issued": num_issued, "trained": len(trained), "dropped": len(dropped), **rows},
             "steps_trained": self._steps_trained,
             "versions": sorted(self._ready.items()),
             "eval_due": False,
@@ -387,12 +483,46 @@ class RecordedPace:
         self._reach(state["version"])
         self._begun = self.version - 1
         self._ready = {n: v for n, v in state["versions"] if arrived is None or n in arrived}
-        self._num_trained = sum(len(self._schedule.rounds[v].tickets) for v in range(self.version))
+        trained = self._trained_before(self.version)
+        self._num_trained = len(trained)
         self._steps_trained = state.get("steps_trained", 0)
+        for begin in sorted(begin for begin in self._scripts if begin < self.version):
+            begun, done = self._scripts.pop(begin), trained | self._ready.keys()
+            self._place([one for one in begun if one.ticket not in done], self._due)
+
+    def _trained_before(self, version: int) -> set[int]:
+        return {number for before in range(version) for number in self._schedule.rounds[before].tickets}
+
+
+def _segment_of(record: Mapping[str, Any]) -> RecordedSegment:
+    """Read a segment line; KeyError, TypeError or ValueError when it is none."""
+    fields = {key: value for key, value in record.items() if key not in ("kind", "lane", "pieces")}
+    _check_whole(record["lane"], *fields.values())
+    pieces = tuple([_piece_of(*row) for row in record.get("pieces", ())])
+    return RecordedSegment(collector=record["lane"], pieces=pieces, **fields)
+
+
+def _piece_of(rows: Sequence[Sequence[int]], end: End) -> Piece:
+    """Read ``[[[version, size], [version, size, 1 if rebuilt], ...], end]``."""
+    spans = tuple([Span(version, size, bool(*rebuilt)) for version, size, *rebuilt in rows])
+    _check_whole(*chain.from_iterable(rows))
+    is_forged = any(span.version < 0 or span.size < 0 for span in spans) or end not in get_args(End)
+    if is_forged or any(later.version < earlier.version for earlier, later in pairwise(spans)):
+        raise ValueError(f"a piece {rows} that ends with {end!r}")
+    return Piece(spans, end)
+
+
+def _round_of(record: Mapping[str, Any]) -> Train:
+    """Read a round line; KeyError, TypeError or ValueError when it is none."""
+    version, tickets = record["version"], tuple(record["tickets"])
+    _check_whole(version, record["degree"], *tickets)
+    if len(set(tickets)) < len(tickets):
+        raise ValueError(f"round {version} with a ticket twice")
+    return Train(version, tickets, record["degree"])
 
 
 def _check_whole(*values: Any) -> None:
-    """Raise TypeError unless all values are whole numbers, as all of a schedule are."""
+    """Raise TypeError unless all values are whole numbers, as nearly all of a schedule are."""
     for value in values:
         operator.index(value)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,10 @@ from offbeat.observe.console import make_console
 from offbeat.observe.events import ScheduleLog
 from offbeat.observe.journal import Journal
 from offbeat.pacing.actions import Pace
-from offbeat.pacing.events import Handlers, Published, RoundTrained, SegmentArrived
+from offbeat.pacing.events import Handlers, Published, RoundTrained, SegmentArrived, SegmentDropped
 from offbeat.run.collectors import Collectors
 from offbeat.run.driver import Driver, StartPoint
-from offbeat.types import StateTree
+from offbeat.types import Piece, StateTree
 
 
 def attach(
@@ -66,23 +67,28 @@ def _attach_files(
             f"the run directory {directory} cannot be written: {error}. "
             "Free disk space, make it writable or choose another run.dir"
         ) from error
-    schedule = ScheduleRecorder(log, driver.collectors, driver.pace)
+    schedule = ScheduleRecorder(log, driver.collectors, driver.pace, driver.spec.num_collectors)
     driver.observe(schedule.handlers(), close=log.close, flush=log.flush, state=schedule.state_dict)
     driver.observe(hooks.round_handlers())
     driver.observe(journal.handlers(), close=journal.close)
 
 
 class ScheduleRecorder:
-    """The schedule as an observer: a line per segment and round in ``schedule.jsonl``, for replay."""
+    """The schedule as an observer: lines for segments, drops and rounds in ``schedule.jsonl``, for replay.
 
-    def __init__(self, log: ScheduleLog, collectors: Collectors, pace: Pace) -> None:
+    The first segment of a collector that joined, beyond ``num_collectors``, comes after a line that says so.
+    """
+
+    def __init__(self, log: ScheduleLog, collectors: Collectors, pace: Pace, num_collectors: int) -> None:
         self._log, self._add = log, log.lines.append
         self._collectors, self._pace = collectors, pace
+        self._known = set(range(num_collectors))
         self._newest: Published | None = None
 
     def handlers(self) -> Handlers:
         return {
             SegmentArrived: self._arrived,
+            SegmentDropped: self._dropped,
             RoundTrained: self._trained,
             Published: self._published,
         }
@@ -92,14 +98,22 @@ class ScheduleRecorder:
         return {"schedule_offset": self._log.offset(), "schedule_gap": self._log.gap}
 
     def _arrived(self, event: SegmentArrived, now_s: float) -> None:
-        ticket = event.segment.ticket
+        ticket, pieces = event.segment.ticket, event.segment.pieces
+        if ticket.collector not in self._known:
+            self._known.add(ticket.collector)
+            self._add(f'{{"kind":"join","lane":{ticket.collector}}}\n')
         incarnation = self._collectors.rows[ticket.collector].start.incarnation
         self._add(
             f'{{"kind":"segment","ticket":{ticket.number},"lane":{ticket.collector},"version":{ticket.version},'
             f'"deadline":{ticket.deadline},"incarnation":{incarnation},'
             f'"steps_collected":{ticket.steps_collected},"steps_trained":{ticket.steps_trained},'
-            f'"rollbacks":{self._pace.rollbacks}}}\n'
+            f'"rollbacks":{self._pace.rollbacks}{_pieces_field(pieces) if pieces else ""}}}\n'
         )
+
+    def _dropped(self, event: SegmentDropped, now_s: float) -> None:
+        reason = json.dumps(event.reason)
+        fields = f'"version":{self._pace.version},"ticket":{event.ticket},"reason":{reason}'
+        self._add(f'{{"kind":"drop",{fields}}}\n')
 
     def _published(self, event: Published, now_s: float) -> None:
         self._newest = event
@@ -119,3 +133,12 @@ class ScheduleRecorder:
             f'{{"kind":"round","version":{batch.version},"tickets":[{tickets}],'
             f'"degree":{batch.off_policy_degree}{self._weights()}}}\n'
         )
+
+
+def _pieces_field(pieces: Sequence[Piece]) -> str:
+    """Return pieces as a field of a segment's line: versions and sizes of their spans, and their ends."""
+    rows = [
+        [[[int(version), int(size), *[1] * rebuilt] for version, size, rebuilt in spans], end]
+        for spans, end in pieces
+    ]
+    return f',"pieces":{json.dumps(rows, separators=(",", ":"))}'

@@ -120,7 +120,8 @@ def _recorded_digest(manager: CheckpointManager, version: int) -> str:
 
 def _copy_schedule(records: Sequence[Record], directory: Path, version: int) -> None:
     """Begin a schedule with the lines of earlier stages, as a replay repeats them."""
-    lines = [json.dumps(one, separators=(",", ":")) + "\n" for one in records if one["version"] < version]
+    earlier = [one for one in records if one.get("version", -1) < version]
+    lines = [json.dumps(one, separators=(",", ":")) + "\n" for one in earlier]
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "schedule.jsonl").write_text("".join(lines))
 
@@ -145,7 +146,7 @@ def _repeat(
     attach(driver, point, summary, (), _no_control(), quiet=True)
     no_restarts = RestartPolicy(driver.spec.settings.run, None, clock)
     with OpenRun(lambda _: driver, point, no_restarts, deque(), driver.spec.directory) as run:
-        pace.incarnations = [start.incarnation for start in driver.collectors.starts]
+        pace.incarnations = {n: start.incarnation for n, start in enumerate(driver.collectors.starts)}
         run.complete()
         snapshot = driver.saving.snapshot
         assert snapshot is not None
