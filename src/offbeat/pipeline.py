@@ -19,7 +19,16 @@ from offbeat.config.settings import Settings
 from offbeat.errors import ConfigError, ReplayError
 from offbeat.observe.callbacks import Callback, RunControl, RunSummary, check_hooks
 from offbeat.pacing import Coordinator, PaceConfig
-from offbeat.pacing.events import DialTurned, GoalReached, Handlers, Request, StopRequested
+from offbeat.pacing.events import (
+    CollectorRemoved,
+    CollectorsAdded,
+    DialTurned,
+    GoalReached,
+    Handlers,
+    Request,
+    StopRequested,
+)
+from offbeat.pacing.members import FIXED_MEMBERS
 from offbeat.roles import Learner, PerWorker
 from offbeat.run.adapters import as_collect, as_evaluate, as_learn, with_tried_state
 from offbeat.run.driver import Driver, StartPoint
@@ -219,6 +228,28 @@ class Pipeline:
         """Turn the dial while running, from any thread or callback (-1: hand it to the tuner)."""
         self._pace.check_degree(degree)
         self._requests.append(DialTurned(degree))
+
+    def add_collector(self, count: int = 1) -> None:
+        """Have more collectors join the run, from any thread or callback; not at k = 0.
+
+        They are made as the others are, with numbers of their own. The bound stays as it is.
+        """
+        self._check_members()
+        if count < 1:
+            raise ConfigError(f"add_collector takes a number of collectors above 0, not {count}")
+        self._requests.append(CollectorsAdded(count))
+
+    def remove_collector(self, collector: int | None = None) -> None:
+        """Have a collector leave once it has finished the tickets that it holds; None: the newest.
+
+        Its process ends then. The last collector stays.
+        """
+        self._check_members()
+        self._requests.append(CollectorRemoved(collector))
+
+    def _check_members(self) -> None:
+        if self.settings.async_training.off_policy_degree == 0:
+            raise ConfigError(FIXED_MEMBERS)
 
     def stop(self, reason: str = "stopped", within_s: float | None = None) -> None:
         """Finish cleanly after the current round, from any thread, callback or signal handler.

@@ -79,10 +79,10 @@ class FakeRuntime:
             self.events.append(event)
 
     def start(
-        self, spec: RunSpec, collectors: Sequence[CollectorState], learner_state: StateTree | None
+        self, spec: RunSpec, collectors: Mapping[int, CollectorState], learner_state: StateTree | None
     ) -> None:
         self.calls.append(("start", learner_state))
-        for index, state in enumerate(collectors):
+        for index, state in collectors.items():
             self.start_collector(index, state)
 
     def start_collector(self, index: int, state: CollectorState) -> None:

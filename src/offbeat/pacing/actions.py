@@ -125,6 +125,15 @@ class Pace(Protocol):
         """True when nothing happens before a gate is opened."""
         ...
 
+    @property
+    def present(self) -> Sequence[int]:
+        """Collectors that may get tickets."""
+        ...
+
+    def check_members(self, leaving: int | None = None) -> None:
+        """Raise ConfigError with the reason if no collector may join, or this one not leave."""
+        ...
+
     def counts(self) -> Counts:
         """Tickets by fate."""
         ...

@@ -48,7 +48,7 @@ from offbeat.pacing.events import (
     StopRequested,
 )
 from offbeat.pacing.ledger import LOST, READY, RUNNING, Counts, Ledger
-from offbeat.pacing.members import Members
+from offbeat.pacing.members import FIXED_MEMBERS, Members
 from offbeat.pacing.stragglers import Stragglers
 from offbeat.seeding import derive_seed, reseed
 from offbeat.types import Ticket
@@ -112,6 +112,11 @@ class Coordinator:
         return len(self.members.up)
 
     @property
+    def present(self) -> Sequence[int]:
+        """Collectors that may get tickets."""
+        return self.members.present
+
+    @property
     def is_ending(self) -> bool:
         """True when no further round starts: all are trained, or the run was asked to end."""
         asked = self._stop_reason is not None or self._goal is not None
@@ -152,11 +157,7 @@ class Coordinator:
     def check_members(self, leaving: int | None = None) -> None:
         """Refuse that a collector joins or leaves, with the reason; ``leaving`` is which one."""
         if self._auto is None and self._dial == 0:
-            raise ConfigError(
-                "collectors cannot join or leave at off_policy_degree 0: ticket n belongs to collector n mod "
-                "their number, so another number would change the order of experience. Turn the dial to 1 or "
-                "more, or start the run with another runtime.num_workers"
-            )
+            raise ConfigError(FIXED_MEMBERS)
         self.members.check(leaving)
 
     def warm_up(self) -> tuple[int, int] | None:
@@ -229,7 +230,7 @@ class Coordinator:
                 self._collector_down(collector)
             case CollectorsAdded(count):
                 self.members.join(count)
-            case CollectorRemoved(collector):
+            case CollectorRemoved(int(collector)):
                 self.members.leave(collector)
             case SegmentDropped(number, reason):
                 self._drop(number, reason)

@@ -295,9 +295,9 @@ class CollectorsAdded:
 
 @dataclass(frozen=True, slots=True)
 class CollectorRemoved:
-    """A request that a collector leaves, once it has finished the tickets that it holds."""
+    """A request that a collector leaves, once it has finished the tickets that it holds; None: the newest."""
 
-    collector: int
+    collector: int | None = None
 
 
 Request = DialTurned | GatesSet | StopRequested | GoalReached | CollectorsAdded | CollectorRemoved

@@ -14,6 +14,13 @@ _MOST_LOSSES = 3
 """A ticket that was lost so often is tried alone: it may be the one that ends its collectors."""
 
 
+FIXED_MEMBERS = (
+    "collectors cannot join or leave at off_policy_degree 0: ticket n belongs to collector n mod their "
+    "number, so another number would change the order of experience. Turn the dial to 1 or more, or start "
+    "the run with another runtime.num_workers"
+)
+
+
 class Members:
     """Places tickets on collectors: a part of the coordinator, which tells it what happens to its ledger.
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import Any, get_args
 
-from offbeat.errors import ReplayError
+from offbeat.errors import ConfigError, ReplayError
 from offbeat.pacing.actions import Action, Checkpoint, Finish, Issue, Publish, Renew, Train
 from offbeat.pacing.events import (
     CollectorDown,
@@ -219,6 +219,15 @@ class RecordedPace:
     def num_up(self) -> int:
         """Collectors that are up."""
         return len(self._up)
+
+    @property
+    def present(self) -> Sequence[int]:
+        """Collectors that may get tickets."""
+        return range(len(self.incarnations))
+
+    def check_members(self, leaving: int | None = None) -> None:
+        """Refuse: a replay has the collectors that were recorded."""
+        raise ConfigError("a replay repeats what was recorded: no collector can join or leave")
 
     @property
     def is_ending(self) -> bool:

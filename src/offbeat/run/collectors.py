@@ -13,6 +13,8 @@ from offbeat.config.settings import Settings
 from offbeat.errors import CollectError
 from offbeat.pacing.events import (
     CollectorDown,
+    CollectorLeft,
+    CollectorRemoved,
     CollectorUp,
     CollectorWorked,
     Handlers,
@@ -58,6 +60,7 @@ class Collector:
     share: float = 1.0
     assumed_s: float = 0.0
     is_up: bool = False
+    is_leaving: bool = False  # or has left
     has_worked: bool = False
     has_given_work: bool = False
     losses_in_a_row: int = 0
@@ -82,7 +85,7 @@ class Collectors:
         saves: bool = False,
     ) -> None:
         runtime = settings.runtime
-        self.rows = [Collector(f"collector_{index}") for index in range(runtime.num_workers)]
+        self.rows: list[Collector] = []
         self.losses: list[Loss] = []
         self._runtime = runtime
         self._settings = settings
@@ -94,7 +97,8 @@ class Collectors:
         self._window_s = 0.0
         self._lost_at_s: deque[float] = deque()
         self._failures: dict[int, int] = {}  # ticket still out -> collectors that were lost over it
-        self._work = [self._work_of(index, row) for index, row in enumerate(self.rows)]
+        self._work: list[Wait] = []
+        self.extend(runtime.num_workers)
 
     def handlers(self) -> Handlers:
         """Return the handlers of a run's events."""
@@ -105,12 +109,34 @@ class Collectors:
             SegmentArrived: self._arrived,
             CollectorWorked: self._worked,
             RoundTrained: self._round_trained,
+            CollectorRemoved: self._leaving,
+            CollectorLeft: self._left,
         }
 
     @property
-    def starts(self) -> list[CollectorState]:
-        """Return the state that each collector starts or continues from."""
-        return [row.start for row in self.rows]
+    def starts(self) -> dict[int, CollectorState]:
+        """Return the state that each collector starts or continues from, by number."""
+        return {index: row.start for index, row in enumerate(self.rows) if not row.is_leaving}
+
+    # ------------------------------------------------------------ joining and leaving
+
+    def extend(self, num_rows: int) -> range:
+        """Add rows until there are so many; return the numbers of the new ones."""
+        added = range(len(self.rows), num_rows)
+        for index in added:
+            self.rows.append(row := Collector(f"collector_{index}"))
+            self._work.append(self._work_of(index, row))
+        return added
+
+    def _leaving(self, event: CollectorRemoved, now_s: float) -> None:
+        assert event.collector is not None, "the driver chooses a collector"
+        self.rows[event.collector].is_leaving = True
+
+    def _left(self, event: CollectorLeft, now_s: float) -> None:
+        row = self.rows[event.collector]
+        row.is_leaving, row.is_up = True, False
+        for key in (row.name, (row.name, "start"), (row.name, "pause")):
+            self._waits.end(key)
 
     def _round(self) -> str:
         return f"round {self._version()}"
@@ -269,11 +295,16 @@ class Collectors:
     # ------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that each collector continues from."""
-        return {"starts": [{"incarnation": start.incarnation, "state": start.state} for start in self.starts]}
+        """Return the state that each collector continues from, and which have left."""
+        starts = [{"incarnation": row.start.incarnation, "state": row.start.state} for row in self.rows]
+        gone = [index for index, row in enumerate(self.rows) if row.is_leaving]
+        return {"starts": starts} | ({"gone": gone} if gone else {})
 
     def load_state_dict(self, state: dict[str, Any], rollback: int = 0) -> None:
         """Continue from saved states; with ``rollback`` (its number) start again, with other seeds."""
+        self.extend(len(state["starts"]))
+        for index in state.get("gone", ()):
+            self.rows[index].is_leaving = True
         for row, saved in zip(self.rows, state["starts"], strict=False):
             start = CollectorState(operator.index(saved["incarnation"]), saved["state"])
             row.start = CollectorState(start.incarnation + rollback) if rollback else after_restart(start)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from offbeat.checkpoint import CheckpointManager, fitting
-from offbeat.errors import CheckpointError, CollectError, DivergedError, LearnerLost, StallError
+from offbeat.errors import CheckpointError, CollectError, ConfigError, DivergedError, LearnerLost, StallError
 from offbeat.observe.meter import Meter
 from offbeat.observe.system import SystemMonitor
 from offbeat.pacing.actions import (
@@ -36,6 +36,8 @@ from offbeat.pacing.events import (
     Broken,
     CollectorDown,
     CollectorLeft,
+    CollectorRemoved,
+    CollectorsAdded,
     CollectorWorked,
     EvalDone,
     Event,
@@ -150,6 +152,7 @@ class Driver:
         self.poll_s = _POLL_S
         self.faults: deque[str] = deque()  # of files, from any thread
         self.persistent_requests: list[Request] = []  # hold for the whole run, also when it is restarted
+        self._membership: list[tuple[int, Request]] = []  # with the version of the checkpoint before each
         self.is_to_stop = False
         self.loss_watch: LossWatch | None = LossWatch(settings.run.explosion_factor)
         self._stop_reason: str | None = None
@@ -249,9 +252,9 @@ class Driver:
                 self._emit_start(point)
             raise
         self._emit_start(point)  # after the processes were started, which takes time
-        for index in range(len(self.collectors.rows)):
+        for index in self.collectors.starts:
             self._collector_starting(index)
-        if point.parts and any(start.state is None for start in self.collectors.starts):
+        if point.parts and any(start.state is None for start in self.collectors.starts.values()):
             text = "collectors without a saved state start anew: their running episodes restart"
             self.notice(text, is_warning=True)
         self._await_progress()
@@ -389,9 +392,14 @@ class Driver:
             self._take(SegmentDropped(number, event.segment.drop))
 
     def _take_request(self, request: Request) -> None:
-        """Take a request, and keep the last one of each kind for restarts."""
+        """Take a request, and keep the last one of each kind for restarts, of joining and leaving all."""
         if isinstance(request, StopRequested):
             self.is_to_stop, self._stop_reason = True, self._stop_reason or request.reason
+        elif isinstance(request, CollectorsAdded | CollectorRemoved):
+            if (allowed := self._allowed(request)) is None:
+                return
+            request = allowed
+            self._membership.append((self.saving.requested_version, request))
         else:
             kept = [one for one in self.persistent_requests if type(one) is not type(request)]
             self.persistent_requests = [*kept, request]
@@ -402,6 +410,27 @@ class Driver:
         else:
             self.emit(request)
             self._react(request, self.clock())
+
+    def _allowed(
+        self, request: CollectorsAdded | CollectorRemoved
+    ) -> CollectorsAdded | CollectorRemoved | None:
+        """Return the request with the collector that it means; None with a notice if it is refused."""
+        leaving = None
+        if isinstance(request, CollectorRemoved):
+            leaving = request.collector
+            leaving = max(self.pace.present) if leaving is None else leaving
+            request = CollectorRemoved(leaving)
+        try:
+            self.pace.check_members(leaving)
+        except ConfigError as error:
+            self.notice(str(error), is_warning=True)
+            return None
+        return request
+
+    def requests_since(self, version: int) -> list[Request]:
+        """Return the requests that a start from the checkpoint of a version does not know of."""
+        joined = [request for saved, request in self._membership if saved >= version]
+        return [*joined, *self.persistent_requests]
 
     def _emit_faults(self) -> None:
         while self.faults:
@@ -440,8 +469,15 @@ class Driver:
                 self.saving.snapshot_taken(event)
             case OpenWork():
                 self.saving.answered(event)
+            case CollectorsAdded(count):
+                for index in self.collectors.extend(len(self.collectors.rows) + count):
+                    self._start_collector(index)
             case CollectorLeft(collector):
                 self.saving.collector_lost(collector)
+                name = self.collectors.rows[collector].name
+                self.emit(HealthChanged(name, "stopped", "it left the run"))
+            case CollectorDown(collector) if self.collectors.rows[collector].is_leaving:
+                self.saving.collector_lost(collector)  # it holds nothing any more: the pace retires it
             case CollectorDown(collector, reason):
                 self.saving.collector_lost(collector)
                 pause_s = self.collectors.schedule_restart(collector, reason, now_s)
@@ -494,6 +530,7 @@ class Driver:
                 case Checkpoint(version):
                     self.saving.begin(version)
                 case Renew(collector, incarnation):
+                    self.collectors.extend(collector + 1)
                     row = self.collectors.rows[collector]
                     row.start, row.is_up = CollectorState(incarnation), False
                     self._start_collector(collector)

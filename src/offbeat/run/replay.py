@@ -146,7 +146,7 @@ def _repeat(
     attach(driver, point, summary, (), _no_control(), quiet=True)
     no_restarts = RestartPolicy(driver.spec.settings.run, None, clock)
     with OpenRun(lambda _: driver, point, no_restarts, deque(), driver.spec.directory) as run:
-        pace.incarnations = {n: start.incarnation for n, start in enumerate(driver.collectors.starts)}
+        pace.incarnations = {n: start.incarnation for n, start in driver.collectors.starts.items()}
         run.complete()
         snapshot = driver.saving.snapshot
         assert snapshot is not None

@@ -222,7 +222,7 @@ class OpenRun:
                 raise
             point, record = found
             self._metrics = self.metrics
-            self._requests.extendleft(reversed(driver.persistent_requests))
+            self._requests.extendleft(reversed(driver.requests_since(point.version)))
             self._driver = None
             driver.close(error, record)
             self._policy.pause(self._requests)

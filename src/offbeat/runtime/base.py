@@ -29,9 +29,9 @@ class Runtime(Protocol):
     """True where `kill_collector` ends a collector and not the run."""
 
     def start(
-        self, spec: RunSpec, collectors: Sequence[CollectorState], learner_state: StateTree | None
+        self, spec: RunSpec, collectors: Mapping[int, CollectorState], learner_state: StateTree | None
     ) -> None:
-        """Start the collectors (each reports `CollectorUp`) and make the learner from its saved state."""
+        """Start these collectors (each reports `CollectorUp`); make the learner from its saved state."""
         ...
 
     def start_collector(self, index: int, state: CollectorState) -> None:

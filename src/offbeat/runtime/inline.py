@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from offbeat.pacing.events import CollectorDown, Event
@@ -29,12 +29,12 @@ class InlineRuntime(LocalRuntime):
         self._evaluator: LazyEvaluator | None = None
 
     def start(
-        self, spec: RunSpec, collectors: Sequence[CollectorState], learner_state: StateTree | None
+        self, spec: RunSpec, collectors: Mapping[int, CollectorState], learner_state: StateTree | None
     ) -> None:
         """Make all roles here."""
         self._spec = spec
         self._make_learner(learner_state)
-        for index, state in enumerate(collectors):
+        for index, state in collectors.items():
             self.start_collector(index, state)
 
     def _post(self, event: Event) -> None:

@@ -14,7 +14,7 @@ import selectors
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,7 +119,7 @@ class ProcessRuntime(LocalRuntime):
     # ------------------------------------------------------------ starting and ending
 
     def start(
-        self, spec: RunSpec, collectors: Sequence[CollectorState], learner_state: StateTree | None
+        self, spec: RunSpec, collectors: Mapping[int, CollectorState], learner_state: StateTree | None
     ) -> None:
         """Spawn the collectors, and make the learner here while they start."""
         self._spec = spec
@@ -127,7 +127,7 @@ class ProcessRuntime(LocalRuntime):
         self._selector, (self._wake_read, self._wake_write) = selectors.DefaultSelector(), os.pipe()
         self._is_open = True
         self._selector.register(self._wake_read, selectors.EVENT_READ, _WAKE)
-        for index, state in enumerate(collectors):
+        for index, state in collectors.items():
             self.start_collector(index, state)
         self._make_learner(learner_state)
         self._learner_thread = JobThread("learner", self._post)

@@ -117,7 +117,7 @@ class RayRuntime:
     # ------------------------------------------------------------ starting and ending
 
     def start(
-        self, spec: RunSpec, collectors: Sequence[CollectorState], learner_state: StateTree | None
+        self, spec: RunSpec, collectors: Mapping[int, CollectorState], learner_state: StateTree | None
     ) -> None:
         """Find room for everything, start it, and wait for the learner."""
         self._spec = spec
@@ -134,7 +134,7 @@ class RayRuntime:
         if spec.mode == "replay":
             self._store = self._segment_store = self._make("store", SegmentStoreActor, "store", None)
             self._report(self._store, "starting")
-        for collector, start in enumerate(collectors):
+        for collector, start in collectors.items():
             self.start_collector(collector, start)
         self._wait_for_learner()
 

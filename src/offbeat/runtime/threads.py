@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -73,11 +73,11 @@ class ThreadRuntime(LocalRuntime):
         self._eval_thread: JobThread | None = None
 
     def start(
-        self, spec: RunSpec, collectors: Sequence[CollectorState], learner_state: StateTree | None
+        self, spec: RunSpec, collectors: Mapping[int, CollectorState], learner_state: StateTree | None
     ) -> None:
         """Make the learner here and each collector in its own thread."""
         self._spec = spec
-        for index, state in enumerate(collectors):
+        for index, state in collectors.items():
             self.start_collector(index, state)
         self._make_learner(learner_state)
         self._learner_thread = JobThread("learner", self._post)

@@ -1,0 +1,113 @@
+"""Collectors that join a run and leave it, as the driver sees them."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import pytest
+
+from offbeat import Pipeline
+from offbeat.errors import ConfigError
+from offbeat.pacing.events import (
+    CollectorDown,
+    CollectorLeft,
+    CollectorRemoved,
+    CollectorsAdded,
+    HealthChanged,
+    Issued,
+    Request,
+)
+from tests.unit.run_fakes import FakeRun
+
+
+def collectors_of(run: FakeRun) -> list[int]:
+    return [event.ticket.collector for event in run.of(Issued)]
+
+
+def fake_run(*, silent: tuple[str, ...] = (), rounds: int = 40, degree: int = 2) -> FakeRun:
+    requests: deque[Request] = deque()
+    return FakeRun(
+        silent=silent,
+        requests=requests,
+        rounds=rounds,
+        off_policy_degree=degree,
+        limits={"async_training": {"off_policy_degree": degree}},
+    ).start()
+
+
+def test_collector_joins_gets_tickets_and_leaves() -> None:
+    run = fake_run()
+    run.step_until(lambda: run.pace.version >= 3)
+    run.requests.append(CollectorsAdded(2))
+    run.step_until(lambda: {2, 3} <= set(collectors_of(run)))
+    assert run.pace.present == [0, 1, 2, 3]
+    run.requests.append(CollectorRemoved())
+    run.requests.append(CollectorRemoved(0))
+    run.step_until(lambda: len(run.of(CollectorLeft)) == 2)
+    assert [event.collector for event in run.of(CollectorLeft)] == [3, 0]
+    issued = len(run.of(Issued))
+    run.complete()
+    assert set(collectors_of(run)[issued:]) == {1, 2}
+    assert ("end_collector", 3) in run.runtime.calls
+    left = [event for event in run.of(HealthChanged) if event.state == "stopped"]
+    assert [event.component for event in left] == ["collector_3", "collector_0"]
+
+
+def test_collector_that_dies_while_it_leaves_is_not_replaced() -> None:
+    run = fake_run(silent=("collect",))
+    run.step_until(lambda: 0 in collectors_of(run))
+    run.requests.append(CollectorRemoved(0))
+    run.steps(3)
+    assert not run.of(CollectorLeft), "it still holds a ticket"
+    started = len([call for call in run.runtime.calls if call[0] == "start_collector"])
+    run.runtime.events.append(CollectorDown(0, "killed by SIGKILL"))
+    run.step_until(lambda: bool(run.of(CollectorLeft)))
+    assert len([call for call in run.runtime.calls if call[0] == "start_collector"]) == started
+    assert run.driver.pace.counts().lost + run.driver.pace.counts().running > 0, "another one takes it"
+
+
+def test_refused_requests_become_notices() -> None:
+    run = fake_run(degree=1)
+    run.requests.append(CollectorRemoved(7))
+    run.steps(1)
+    assert "there is no collector 7 that could leave" in run.notices()[-1]
+    run.requests.extend([CollectorRemoved(), CollectorRemoved()])
+    run.steps(2)
+    assert "it is the last one" in run.notices()[-1]
+
+
+def test_pipeline_refuses_at_zero_with_the_reason() -> None:
+    pipeline = Pipeline(
+        collect=lambda ticket, weights: 0, train=lambda segments: None, weights=np.zeros(1).copy
+    )
+    with pytest.raises(ConfigError, match="order of experience"):
+        pipeline.add_collector()
+    with pytest.raises(ConfigError, match="Turn the dial to 1 or more"):
+        pipeline.remove_collector()
+
+
+def test_a_restart_takes_up_what_its_checkpoint_does_not_know() -> None:
+    run = fake_run()
+    run.steps(2)
+    run.requests.append(CollectorsAdded(1))
+    run.steps(1)
+    assert run.driver.requests_since(0) == [], "no checkpoint was asked for before it"
+    run.driver.saving.requested_version = 4
+    run.requests.append(CollectorRemoved())
+    run.steps(1)
+    assert run.driver.requests_since(4) == [CollectorRemoved(2)]
+    assert run.driver.requests_since(5) == []
+
+
+def test_table_of_collectors_saves_who_has_left() -> None:
+    run = fake_run()
+    run.requests.append(CollectorsAdded(1))
+    run.step_until(lambda: 2 in collectors_of(run))
+    run.requests.append(CollectorRemoved(1))
+    run.step_until(lambda: bool(run.of(CollectorLeft)))
+    state = run.driver.collectors.state_dict()
+    assert state["gone"] == [1]
+    other = fake_run()
+    other.driver.collectors.load_state_dict(state)
+    assert list(other.driver.collectors.starts) == [0, 2]
