@@ -45,13 +45,13 @@ def test_collector_joins_gets_tickets_and_leaves() -> None:
     run.requests.append(CollectorRemoved())
     run.requests.append(CollectorRemoved(0))
     run.step_until(lambda: len(run.of(CollectorLeft)) == 2)
-    assert [event.collector for event in run.of(CollectorLeft)] == [3, 0]
+    assert [event.collector for event in run.of(CollectorLeft)] == [0, 3]
     issued = len(run.of(Issued))
     run.complete()
     assert set(collectors_of(run)[issued:]) == {1, 2}
     assert ("end_collector", 3) in run.runtime.calls
     left = [event for event in run.of(HealthChanged) if event.state == "stopped"]
-    assert [event.component for event in left] == ["collector_3", "collector_0"]
+    assert [event.component for event in left] == ["collector_0", "collector_3"]
 
 
 def test_collector_that_dies_while_it_leaves_is_not_replaced() -> None:

@@ -21,6 +21,8 @@ from offbeat.observe.callbacks import Bottleneck
 from offbeat.pacing.actions import Pace
 from offbeat.pacing.events import (
     CollectorDown,
+    CollectorLeft,
+    CollectorUp,
     EvalDone,
     Handlers,
     Issued,
@@ -118,6 +120,7 @@ class Meter:
         self._system = system
         self._threshold = staleness_threshold
         self._pauses_for_eval = pauses_for_eval
+        self.num_collectors = num_collectors
         self._samples_by_env = [[0] for _ in range(num_collectors)]  # of one that does not say, in a sum
         self._totals = _Totals()
         self._window = _Window()
@@ -144,6 +147,8 @@ class Meter:
             SegmentArrived: self._arrived,
             SegmentDropped: self._dropped,
             CollectorDown: self._collector_down,
+            CollectorUp: self._collector_up,
+            CollectorLeft: self._collector_left,
             TrainStarted: self._train_started,
             RoundTrained: self._round_trained,
             Published: self._published,
@@ -189,6 +194,18 @@ class Meter:
         self._totals.worker_restarts += 1
         self._totals.generation_errors += event.raised
 
+    def _collector_up(self, event: CollectorUp, now_s: float) -> None:
+        if event.collector >= len(self._samples_by_env):  # it has joined
+            self.resize(event.collector + 1, self.num_collectors + 1)
+
+    def resize(self, num_ever: int, num_present: int) -> None:
+        """Count for so many collectors, of which some may have left."""
+        self._samples_by_env += [[0]] * (num_ever - len(self._samples_by_env))
+        self.num_collectors = num_present
+
+    def _collector_left(self, event: CollectorLeft, now_s: float) -> None:
+        self.num_collectors -= 1
+
     # ------------------------------------------------------------ training
 
     def _train_started(self, event: TrainStarted, now_s: float) -> None:
@@ -225,7 +242,7 @@ class Meter:
         return signals
 
     def _measure(self, event: RoundTrained, round_s: float, weights: Sequence[int]) -> Signals:
-        batch, window, num_collectors = event.batch, self._window, len(self._samples_by_env)
+        batch, window, num_collectors = event.batch, self._window, self.num_collectors
         train_s, active_s = event.ended_s - self._train_started_s, max(round_s - window.paused_s, 1e-9)
         busy_s = self._busy_s(event.ended_s)
         # A segment that was made beside others does not say how long it took.

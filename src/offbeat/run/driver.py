@@ -276,6 +276,7 @@ class Driver:
         self.pace.load_state_dict(parts["coordinator"], ready)
         self.collectors.load_state_dict(parts["collectors"], point.rollback)
         self.pace.rollbacks = operator.index(parts["collectors"]["rollbacks"]) + point.rollback
+        self.meter.resize(len(self.collectors.rows), len(self.collectors.starts))
         self.meter.load_state_dict(parts["meter"], ready)
         self.meter.max_staleness = operator.index(parts["recorder"]["max_staleness"])
 
