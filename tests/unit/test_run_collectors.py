@@ -285,7 +285,7 @@ def test_a_collector_without_a_saved_state_starts_as_another_incarnation() -> No
     one.issue(1, 1.0)
     one.arrive(1, 2.0, state=None)
     one.lose(3.0)
-    assert one.table.starts == [CollectorState(1, None), CollectorState(0, None)]
+    assert list(one.table.starts.values()) == [CollectorState(1, None), CollectorState(0, None)]
     one.lose(4.0)
     assert one.table.starts[0] == CollectorState(2, None)
     one.issue(1, 5.0)
@@ -408,7 +408,7 @@ def test_collectors_continue_where_they_were_saved() -> None:
     saved = through_a_checkpoint(used().table)
     one = Table()
     one.table.load_state_dict(saved)
-    first, second = one.table.starts
+    first, second = one.table.starts.values()
     assert first.incarnation == 0
     np.testing.assert_array_equal(first.state["envs"], np.arange(3))
     assert second == CollectorState(2, None), "it was started anew once, and now once more"
@@ -418,7 +418,7 @@ def test_a_rollback_starts_all_anew_with_other_seeds() -> None:
     saved = through_a_checkpoint(used().table)
     one = Table()
     one.table.load_state_dict(saved, rollback=2)
-    assert one.table.starts == [CollectorState(2, None), CollectorState(3, None)]
+    assert list(one.table.starts.values()) == [CollectorState(2, None), CollectorState(3, None)]
 
 
 def test_a_table_with_another_number_of_rows_takes_what_there_is() -> None:
@@ -426,5 +426,5 @@ def test_a_table_with_another_number_of_rows_takes_what_there_is() -> None:
     fewer, more = Table(num_workers=1), Table(num_workers=3)
     fewer.table.load_state_dict(saved)
     more.table.load_state_dict(saved)
-    assert [start.incarnation for start in fewer.table.starts] == [0]
-    assert [start.incarnation for start in more.table.starts] == [0, 2, 0]
+    assert [start.incarnation for start in fewer.table.starts.values()] == [0]
+    assert [start.incarnation for start in more.table.starts.values()] == [0, 2, 0]

@@ -298,13 +298,16 @@ class Collectors:
         """Return the state that each collector continues from, and which have left."""
         starts = [{"incarnation": row.start.incarnation, "state": row.start.state} for row in self.rows]
         gone = [index for index, row in enumerate(self.rows) if row.is_leaving]
-        return {"starts": starts} | ({"gone": gone} if gone else {})
+        configured = self._runtime.num_workers
+        changed = gone or len(starts) != configured
+        return {"starts": starts} | ({"configured": configured, "gone": gone} if changed else {})
 
     def load_state_dict(self, state: dict[str, Any], rollback: int = 0) -> None:
         """Continue from saved states; with ``rollback`` (its number) start again, with other seeds."""
-        self.extend(len(state["starts"]))
-        for index in state.get("gone", ()):
-            self.rows[index].is_leaving = True
+        if state.get("configured") == self._runtime.num_workers:
+            self.extend(len(state["starts"]))
+            for index in state["gone"]:
+                self.rows[index].is_leaving = True
         for row, saved in zip(self.rows, state["starts"], strict=False):
             start = CollectorState(operator.index(saved["incarnation"]), saved["state"])
             row.start = CollectorState(start.incarnation + rollback) if rollback else after_restart(start)
