@@ -93,7 +93,7 @@ def test_a_restart_takes_up_what_its_checkpoint_does_not_know() -> None:
     run.requests.append(CollectorsAdded(1))
     run.steps(1)
     assert run.driver.requests_since(0) == [], "no checkpoint was asked for before it"
-    run.driver.saving.requested_version = 4
+    run.driver.saving.requested = 4
     run.requests.append(CollectorRemoved())
     run.steps(1)
     assert run.driver.requests_since(4) == [CollectorRemoved(2)]

@@ -400,7 +400,7 @@ class Driver:
             if (allowed := self._allowed(request)) is None:
                 return
             request = allowed
-            self._membership.append((self.saving.requested_version, request))
+            self._membership.append((self.saving.requested, request))
         else:
             kept = [one for one in self.persistent_requests if type(one) is not type(request)]
             self.persistent_requests = [*kept, request]

@@ -86,7 +86,7 @@ class Saving:
 
     ``capture()`` returns all parts but the learner and the begun work; ``take_snapshot(version)`` asks for
     the learner, within a limit; ``ask_work()`` asks collectors and returns those that will answer. ``tell``
-    gets the events that come of it.
+    gets the events that come of it. ``requested`` is the newest version that a checkpoint was begun of.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Saving:
         self._take_snapshot, self._ask_work, self._tell = take_snapshot, ask_work, tell
         self._at_hand: _Checkpoint | None = None
         self._last: tuple[int, bool] | None = None  # waits for the one at hand: version, whole
-        self._requested = self._skipped = -1  # newest versions
+        self.requested = self._skipped = -1  # newest versions
         self._num_unanswered = 0
 
     @property
@@ -139,7 +139,7 @@ class Saving:
         if self._at_hand is None:
             self._begin(version, whole)
         elif self._pace.is_ending:
-            self._requested, self._last = version, (version, whole)
+            self.requested, self._last = version, (version, whole)
         else:
             self._skipped = version
             self._tell_all(self.writer.skipped(version))
@@ -147,7 +147,7 @@ class Saving:
     def finish(self) -> None:
         """Ask for the learner as the run leaves it, unless a checkpoint of this version has it."""
         version = self._pace.version
-        if self._requested != version:
+        if self.requested != version:
             self.begin(version, whole=self._skipped == version)
 
     def _begin(self, version: int, whole: bool) -> None:
@@ -156,7 +156,7 @@ class Saving:
         except CheckpointError as error:
             self._tell_all(self.writer.failed(version, error))
             return
-        self._requested = version
+        self.requested = version
         at_hand = self._at_hand = _Checkpoint(version, parts, self._pace.counts().issued)
         if whole:
             at_hand.awaited.update(index for index in self._ask_work() if self._collectors[index].is_up)
