@@ -319,3 +319,16 @@ def test_hooks_that_are_never_called_are_refused_when_the_run_is_made(kind: Any)
 
 def test_names_that_are_no_hooks_are_left_alone() -> None:
     pipeline(callbacks=[Fine()]).run(rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "fix"),
+    [
+        (Callback, r"give Callback\(\)"),
+        (print, "an object of such a class"),
+        ({}, "inherits from offbeat.Callback"),
+    ],
+)
+def test_what_is_no_callback_is_refused(given: Any, fix: str) -> None:
+    with pytest.raises(ConfigError, match=fix):
+        Pipeline(collect=lambda ticket, weights: 0, train=print, weights=dict, callbacks=[given])

@@ -193,8 +193,14 @@ _HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
 def check_hooks(callbacks: Sequence[Callback]) -> None:
-    """Raise ConfigError for a method that looks like a hook and that no run calls."""
+    """Raise ConfigError for what is no callback, and for a method that looks like a hook and is none."""
     for callback in callbacks:
+        if not isinstance(callback, Callback):
+            made = f"{callback.__qualname__}()" if isinstance(callback, type) else "an object of such a class"
+            raise ConfigError(
+                f"callbacks has {callback!r}, which is no offbeat.Callback: give {made}, whose class "
+                "inherits from offbeat.Callback"
+            )
         kind = type(callback)
         for name in dir(kind):
             if name.startswith("on_") and name not in _HOOKS and callable(getattr(kind, name)):
