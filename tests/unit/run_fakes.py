@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -106,7 +107,7 @@ class FakeRuntime:
         return tuple(self.work)
 
     def working_s(self, index: int) -> float | None:
-        return None
+        return math.inf  # one that does not answer hangs
 
     def collect(self, ticket: Ticket, begun: StateTree | None = None, script: tuple[Piece, ...] = ()) -> None:
         self.calls.append(("collect", ticket.number))

@@ -75,7 +75,14 @@ class Run:
         settings = Settings(runtime=RuntimeConfig(num_workers=num_collectors))
         self.pace = FakePace()
         self.collectors = Collectors(
-            settings, Waits(), lambda index: None, lambda index, why: None, lambda: self.pace.version, 60.0
+            settings,
+            Waits(),
+            lambda index: None,
+            lambda index, why: None,
+            lambda: self.pace.version,
+            60.0,
+            working_s=lambda index: None,
+            clock=lambda: 0.0,
         )
         self.meter = Meter(num_collectors, self.pace, self.collectors.busy_s, **options)  # type: ignore[arg-type]
         self.signals = Signals()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,15 @@ from offbeat.checkpoint import pack, unpack
 from offbeat.config.models import AsyncTrainingConfig, RuntimeConfig
 from offbeat.config.settings import Settings
 from offbeat.errors import CollectError
-from offbeat.pacing.events import CollectorDown, CollectorUp, Event, Issued, RoundTrained, SegmentArrived
+from offbeat.pacing.events import (
+    CollectorDown,
+    CollectorUp,
+    CollectorWorked,
+    Event,
+    Issued,
+    RoundTrained,
+    SegmentArrived,
+)
 from offbeat.run.collectors import Collectors, Loss, after_restart
 from offbeat.run.waits import Waits
 from offbeat.runtime.spec import CollectorState
@@ -20,7 +29,10 @@ from offbeat.types import Segment, StateTree, Ticket
 
 
 class Table:
-    """A table with its waits; ``killed`` and ``started`` are what it asked of the runtime."""
+    """A table with its waits; ``killed`` and ``started`` are what it asked of the runtime.
+
+    ``working_s`` is how long the present piece of work of each collector lasts: for ever, if it is not said.
+    """
 
     def __init__(self, num_workers: int = 2, generation_timeout: float = 10.0, **limits: Any) -> None:
         settings = Settings(
@@ -30,6 +42,8 @@ class Table:
         self.version = 0
         self.killed: list[tuple[int, str]] = []
         self.started: list[int] = []
+        self.working_s: dict[int, float | None] = {}
+        self.now_s = 0.0
         self.waits = Waits()
         self.table = Collectors(
             settings,
@@ -38,6 +52,8 @@ class Table:
             lambda index, why: self.killed.append((index, why)),
             lambda: self.version,
             settings.runtime.start_timeout_s,
+            working_s=lambda index: self.working_s.get(index, math.inf),
+            clock=lambda: self.now_s,
         )
         self._handlers = self.table.handlers()
 
@@ -68,6 +84,7 @@ class Table:
 
     def pass_time(self, now_s: float) -> None:
         """Do what the waits say at this time."""
+        self.now_s = now_s
         for wait in self.waits.expired(now_s):
             wait.expire()
 
@@ -154,6 +171,46 @@ def test_more_tickets_do_not_extend_the_limit_of_the_first() -> None:
     one.issue(1, 9.0)
     one.pass_time(10.5)
     assert one.killed == [(0, "hung: ticket 0 took more than 10 s (async_training.generation_timeout)")]
+
+
+def test_a_piece_of_work_has_the_whole_limit_whenever_its_ticket_came() -> None:
+    one = Table(generation_timeout=10.0)
+    one.working_s[0] = 7.0
+    one.issue(0, 0.0)
+    one.pass_time(10.5)
+    assert one.killed == []
+    row = one.row_of("collector_0", 11.0)
+    assert (row.waited_s, row.wait.limit_s) == (0.5, 3.0), "the rest of the limit"
+    one.working_s[0] = 10.2
+    one.pass_time(13.7)
+    assert one.killed == [(0, "hung: ticket 0 took more than 10 s (async_training.generation_timeout)")]
+
+
+def test_a_collector_whose_tickets_wait_for_something_outside_does_not_hang() -> None:
+    one = Table(generation_timeout=10.0)
+    one.working_s[0] = None
+    for number in range(300):
+        one.issue(number, 0.0)
+    for now_s in range(11, 1000, 11):
+        one.pass_time(float(now_s))
+    assert one.killed == []
+    assert one.row_of("collector_0", 1000.0).waited_s < 20.0
+    del one.working_s[0]
+    one.pass_time(1010.5)
+    assert [index for index, _ in one.killed] == [0]
+
+
+def test_a_report_of_work_begins_the_limit_again() -> None:
+    one = Table(generation_timeout=10.0)
+    one.issue(0, 0.0)
+    one.tell(CollectorWorked(0, 0.5), 9.0)
+    one.pass_time(18.5)
+    assert one.killed == []
+    one.pass_time(19.5)
+    assert len(one.killed) == 1
+    idle = Table()
+    idle.tell(CollectorWorked(0, 0.5), 1.0)
+    assert idle.waits.rows(2.0) == [], "it holds no ticket any more"
 
 
 def test_a_collector_that_holds_nothing_hangs_on_nothing() -> None:
@@ -362,13 +419,34 @@ def test_a_ticket_that_kills_every_collector_ends_the_run() -> None:
         lose_and_restart(one, 2.0)
 
 
-def test_tickets_that_only_waited_are_not_to_blame() -> None:
+def test_tickets_that_were_lost_with_others_are_not_named_before_they_were_tried_alone() -> None:
     one = Table()
     for turn in range(4):
         one.issue(100 + turn, float(turn))
         one.issue(7, float(turn))
         lose_and_restart(one, float(turn))
     assert len(one.table.losses) == 4
+    one.issue(7, 5.0)
+    one.arrive(7, 6.0)
+    one.issue(8, 6.0)
+    lose_and_restart(one, 7.0)
+    one.issue(103, 7.0)
+    lose_and_restart(one, 8.0)
+    assert len(one.table.losses) == 6, "each of them was lost once or twice"
+
+
+def test_every_ticket_of_a_lost_collector_is_blamed_once() -> None:
+    one = Table(max_worker_restarts=10)
+    for now_s in range(3):
+        for number in range(5):
+            one.issue(number, float(now_s))
+        lose_and_restart(one, float(now_s))
+    for number in (0, 1, 2):  # tried alone
+        one.issue(number, 10.0)
+        one.arrive(number, 11.0)
+    one.issue(3, 12.0)
+    with pytest.raises(CollectError, match="ticket 3 took 4 collectors down and would take more"):
+        lose_and_restart(one, 13.0)
 
 
 def test_losses_over_a_ticket_are_forgotten_when_it_arrives() -> None:

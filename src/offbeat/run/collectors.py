@@ -70,7 +70,7 @@ class Collector:
 class Collectors:
     """Rows of all collectors, updated by the events of a run.
 
-    ``start`` and ``kill`` are the runtime's; the deadlines of rows are `Waits`.
+    ``start``, ``kill`` and ``working_s`` are the runtime's; the deadlines of rows are `Waits`.
     ``version`` returns the round. ``saves``: states go into checkpoints, so each collector's first is tried.
     """
 
@@ -83,6 +83,9 @@ class Collectors:
         version: Callable[[], int],
         start_limit_s: float,
         saves: bool = False,
+        *,
+        working_s: Callable[[int], float | None],
+        clock: Callable[[], float],
     ) -> None:
         runtime = settings.runtime
         self.rows: list[Collector] = []
@@ -91,12 +94,14 @@ class Collectors:
         self._settings = settings
         self._waits = waits
         self._start, self._kill, self._version = start, kill, version
+        self._working_s, self._clock = working_s, clock
         self._start_limit_s = start_limit_s  # infinite where a late start would only end the run
         self._phase = "starting"  # of the run; not of one whose collectors are replaced
         self._saves = saves
         self._window_s = 0.0
         self._lost_at_s: deque[float] = deque()
-        self._failures: dict[int, int] = {}  # ticket still out -> collectors that were lost over it
+        self._failures: dict[int, int] = {}  # ticket still out -> collectors that were lost with it
+        self._deadly: int | None = None  # ticket that took the last of several collectors down alone
         self._work: list[Wait] = []
         self.extend(runtime.num_workers)
 
@@ -176,21 +181,34 @@ class Collectors:
             self._waits.end(row.name)
 
     def _work_of(self, index: int, row: Collector) -> Wait:
-        """Return the wait for the first ticket of a collector, however many it holds."""
+        """Return the wait for a report of a collector, however many tickets it holds.
+
+        It hangs when one piece of work takes too long: one that waits for tools or environments does not.
+        """
         limit_s, setting = self._settings.async_training.generation_timeout, _WORK_LIMIT
 
         def first() -> int:
             return next(iter(row.tickets), -1)
 
-        def kill() -> None:
-            self._kill(index, f"hung: ticket {first()} took more than {limit_s:g} s ({setting})")
+        def whom() -> str:
+            return f"{row.name} (ticket {first()})"
 
-        return Wait(row.name, self._round, lambda: f"{row.name} (ticket {first()})", limit_s, setting, kill)
+        def expire() -> None:
+            left_s = limit_s - (self._working_s(index) or 0.0)
+            if left_s > 0.0:
+                self._waits.begin(wait._replace(limit_s=left_s), self._clock())
+            else:
+                self._kill(index, f"hung: ticket {first()} took more than {limit_s:g} s ({setting})")
+
+        wait = Wait(row.name, self._round, whom, limit_s, setting, expire)
+        return wait
 
     def _worked(self, event: CollectorWorked, now_s: float) -> None:
         row = self.rows[event.collector]
         if row.is_wide:
             self._count(row, event.busy_s, now_s)
+        if row.tickets:
+            self._waits.begin(self._work[event.collector], now_s)
 
     def _count(self, row: Collector, busy_s: float, now_s: float) -> None:
         """Count a report of the time at work since the one before, without what was assumed of it."""
@@ -242,8 +260,7 @@ class Collectors:
         row = self.rows[event.collector]
         if row.tickets:
             row.busy_s, row.assumed_s = self._busy_s(row, now_s), 0.0
-            first = next(iter(row.tickets))
-            self._failures[first] = self._failures.get(first, 0) + 1
+            self._blame(row)
             row.tickets.clear()
         row.is_up = False
         self._waits.end(row.name)
@@ -251,6 +268,14 @@ class Collectors:
         row.open_losses[len(self.losses)] = now_s
         self.losses.append(Loss(row.name, event.reason, self._version()))
         row.start = after_restart(row.start)
+
+    def _blame(self, row: Collector) -> None:
+        """Count the loss for each ticket of a collector; one that is lost again and again is tried alone."""
+        for number in row.tickets:
+            self._failures[number] = self._failures.get(number, 0) + 1
+        first = next(iter(row.tickets))
+        if len(row.tickets) == 1 and self._failures[first] >= _MOST_FAILURES:
+            self._deadly = first
 
     def schedule_restart(self, index: int, reason: str, now_s: float) -> float:
         """Return the pause before a collector is started again, and start to wait for its end.
@@ -281,10 +306,9 @@ class Collectors:
         self._lost_at_s.append(now_s)
         while self._lost_at_s[0] < now_s - limits.restart_window_s:
             self._lost_at_s.popleft()
-        ticket, failures = max(self._failures.items(), key=lambda item: item[1], default=(0, 0))
-        if failures >= _MOST_FAILURES:
-            text = f"ticket {ticket} took {failures} collectors down and would take more"
-            raise CollectError(f"{text}; the last one: {reason}")
+        if self._deadly is not None:
+            text = f"ticket {self._deadly} took {self._failures[self._deadly]} collectors down"
+            raise CollectError(f"{text} and would take more; the last one: {reason}")
         if len(self._lost_at_s) > limits.max_worker_restarts:
             raise CollectError(
                 f"more than {limits.max_worker_restarts} collectors were lost within "

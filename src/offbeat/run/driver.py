@@ -124,6 +124,8 @@ class Driver:
             lambda: pace.version,
             settings.runtime.start_timeout_s if runtime.replaces_collectors else math.inf,
             spec.saves,
+            working_s=runtime.working_s,
+            clock=clock,
         )
         self.meter = Meter(
             spec.num_collectors,
