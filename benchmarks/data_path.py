@@ -170,7 +170,7 @@ def hand_over(num_bytes: int, copies: Copies, count: int) -> float:
         settings=Settings(runtime=RuntimeConfig(num_workers=NUM_WORKERS)),
     )
     try:
-        runtime.start(spec, [CollectorState()] * NUM_WORKERS, None)
+        runtime.start(spec, dict.fromkeys(range(NUM_WORKERS), CollectorState()), None)
         runtime.publish(0)
         _until_ready(runtime)
         arrived_s = _pump(runtime, reader, count)

@@ -70,7 +70,7 @@ def running(kind: str, collect: Any, num_collectors: int = 1) -> Iterator[Any]:
     spec = RunSpec(PerWorker(collect), PerWorker(lambda context: ChecksSlots()), settings=settings)
     runtime = make_runtime(kind)
     try:
-        runtime.start(spec, [CollectorState()] * num_collectors, None)
+        runtime.start(spec, dict.fromkeys(range(num_collectors), CollectorState()), None)
         runtime.publish(0)
         ups = wait_for(runtime, CollectorUp, num_collectors, then=Published)
         assert sorted(up.collector for up in ups) == list(range(num_collectors))
@@ -308,7 +308,7 @@ def test_weights_that_move_are_found() -> None:
     spec = RunSpec(make, PerWorker(lambda context: Grows()), settings=settings)
     runtime = make_runtime("processes")
     try:
-        runtime.start(spec, [CollectorState()], None)
+        runtime.start(spec, {0: CollectorState()}, None)
         sizes = []
         wait_for(runtime, CollectorUp)
         for version in range(6):
@@ -341,7 +341,7 @@ def test_collectors_whose_segments_differ_in_kind_are_refused(first: str) -> Non
     spec = RunSpec(PerWorker(make), PerWorker(lambda context: ChecksSlots()), settings=settings)
     runtime = make_runtime("processes")
     try:
-        runtime.start(spec, [CollectorState()], None)
+        runtime.start(spec, {0: CollectorState()}, None)
         wait_for(runtime, CollectorUp)
         runtime.start_collector(1, CollectorState())
         (broken,) = wait_for(runtime, (Broken, CollectorUp))

@@ -300,7 +300,7 @@ def test_data_of_a_segment_stays_beside_the_learner(shared_ray: None) -> None:
 
     runtime, spec = RayRuntime(), pipeline("ray", collect=large, num_workers=1).spec()
     try:
-        runtime.start(spec, [CollectorState()], None)
+        runtime.start(spec, {0: CollectorState()}, None)
         runtime.publish(0)
         events(runtime, Published)
         runtime.collect(Ticket(0, 0, 0, 0, seed=1))
@@ -377,7 +377,7 @@ def test_rank_that_does_not_start_is_named(shared_ray: None) -> None:
     runtime = RayRuntime()
     try:
         with pytest.raises(LearnerLost, match="learner_rank_1 did not start within 6 s"):
-            runtime.start(two_ranks(SleepsInRankOne, start_timeout_s=6.0), [CollectorState()], None)
+            runtime.start(two_ranks(SleepsInRankOne, start_timeout_s=6.0), {0: CollectorState()}, None)
     finally:
         runtime.close()
 
@@ -386,7 +386,7 @@ def test_rank_that_does_not_start_is_named(shared_ray: None) -> None:
 def test_report_of_a_stall_has_the_ranks(shared_ray: None) -> None:
     runtime = RayRuntime()
     try:
-        runtime.start(two_ranks(lambda context: Remembers()), [CollectorState()], None)
+        runtime.start(two_ranks(lambda context: Remembers()), {0: CollectorState()}, None)
         assert "learner_rank_1:\n" in runtime.stacks()["learner"]
     finally:
         runtime.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -72,23 +73,26 @@ class Counting:
 
 
 class Tools(Counting):
-    """All of its tickets wait for a tool, which answers after ``tool_s`` in a thread of its own."""
+    """All of its tickets wait for tools, each of which answers after ``tool_s``, from another thread."""
 
     def __init__(self, context: WorkerContext, tool_s: float = 0.5, capacity: int = 256):
         super().__init__(context, capacity=capacity)
         self._tool_s = tool_s
+        self._called: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
         self._answered: list[int] = []
         self.num_turns = 0
+        threading.Thread(target=self._answer, daemon=True).start()
 
     def accept(self, ticket: Ticket, begun: Any = None, script: Sequence[Piece] = ()) -> None:
         super().accept(ticket, begun, script)
-        timer = threading.Timer(self._tool_s, self._answer, (ticket.number,))
-        timer.daemon = True
-        timer.start()
+        self._called.put((time.monotonic() + self._tool_s, ticket.number))
 
-    def _answer(self, number: int) -> None:
-        self._answered.append(number)
-        self.context.wake()
+    def _answer(self) -> None:
+        while True:
+            due_s, number = self._called.get()
+            time.sleep(max(0.0, due_s - time.monotonic()))
+            self._answered.append(number)
+            self.context.wake()
 
     def advance(self) -> Progress:
         self.num_turns += 1

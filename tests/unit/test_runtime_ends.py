@@ -45,7 +45,7 @@ def test_an_evaluation_that_was_given_up_leaves_no_thread_and_no_result() -> Non
     )
     before = set(threading.enumerate())
     runtime, events = ThreadRuntime(), list[Event]()
-    runtime.start(spec, [], None)
+    runtime.start(spec, {}, None)
     try:
         runtime.evaluate(3, seed=0)
         assert is_evaluating.wait(10.0)
