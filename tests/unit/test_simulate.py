@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from offbeat.pacing import Coordinator, PaceConfig
-from offbeat.pacing.actions import Action, Issue
+from offbeat.pacing.actions import Action, Cut, Issue
 from offbeat.pacing.checker import BOUND, CONSERVATION, CONTRACT, DEADLOCK, KINDS, Violation
 from offbeat.pacing.deadlines import RULES, no_rule
-from offbeat.pacing.events import Event, GatesSet
+from offbeat.pacing.events import CollectorRemoved, CollectorUp, Event, GatesSet
+from offbeat.pacing.ledger import RUNNING
 from offbeat.pacing.schedules import Faults, Schedule, draw_schedule
 from offbeat.pacing.simulate import (
     Report,
@@ -59,6 +60,13 @@ def test_schedules_are_as_wild_as_promised() -> None:
     assert any(config.open_rounds and config.off_policy_degree > 3 for config in configs)
     assert any(config.stepwise and config.mode == "replay" for config in configs)
     assert any(s.config.stepwise and s.closings and s.faults.crashes for s in schedules)
+    assert max(max(s.capacities, default=1) for s in schedules) > 500
+    assert any(
+        s.faults.drop > 0.9 and config.max_drops_per_round == 0 for s, config in zip(schedules, configs)
+    )
+    assert {config.straggler_policy for config in configs} == {"wait", "cut"}
+    assert any(config.segments_per_round > 100 for config in configs)
+    assert any(collector is None for s in schedules for _, collector in s.moves)
     closings = [closing for s in schedules for closing in s.closings]
     assert {(one.collect, one.rounds is None) for one in closings} == {(a, b) for a in (0, 1) for b in (0, 1)}
 
@@ -197,9 +205,82 @@ class WideOpen(Coordinator):
         self.degree = max(self.degree, degree)
 
 
+class Greedy(Coordinator):
+    """Gives collectors one ticket more than they want to hold."""
+
+    def apply(self, event: Event, now_s: float) -> Sequence[Action]:
+        if isinstance(event, CollectorUp):
+            event = replace(event, capacity=event.capacity + 1)
+        return super().apply(event, now_s)
+
+
+class Bumping(Coordinator):
+    """Gives a lost ticket the newest version."""
+
+    def _reissue_lost(self, actions: list[Action]) -> None:
+        super()._reissue_lost(actions)
+        for number, action in enumerate(actions):
+            if isinstance(action, Issue):
+                ticket = action.ticket
+                actions[number] = Issue(replace(ticket, version=max(ticket.version, self.published)))
+
+
+class Patient(Coordinator):
+    """Does not see that too much is dropped."""
+
+    def _drop(self, number: int, reason: str) -> None:
+        self.ledger.drop(number)
+        del self._versions[number]
+
+
+class Eager(Coordinator):
+    """Forgets what was dropped: issues no other tickets."""
+
+    def _drop(self, number: int, reason: str) -> None:
+        super()._drop(number, reason)
+        self.ledger.dropped -= 1
+
+
+class Hungry(Coordinator):
+    """Begins rounds without waiting for more than they train."""
+
+    def _needed(self) -> int:
+        return self.config.segments_per_round
+
+
+class Ruthless(Coordinator):
+    """Cuts every ticket that runs when a round has to wait."""
+
+    def _cut_stragglers(self, actions: list[Action]) -> None:
+        actions.append(Cut(tuple(self.ledger.with_status(RUNNING))))
+
+
+class Crowding(Coordinator):
+    """Gives a ticket that ends its collectors others for company."""
+
+    def _collector_down(self, collector: int) -> None:
+        self.members._losses.clear()
+        super()._collector_down(collector)
+
+
+class Clinging(Coordinator):
+    """Gives tickets to collectors that were asked to leave."""
+
+    def apply(self, event: Event, now_s: float) -> Sequence[Action]:
+        return () if isinstance(event, CollectorRemoved) else super().apply(event, now_s)
+
+
 @pytest.mark.parametrize(
     ("broken", "kind"),
     [
+        (Greedy, CONTRACT),
+        (Bumping, CONTRACT),
+        (Patient, CONTRACT),
+        (Eager, CONSERVATION),
+        (Hungry, CONTRACT),
+        (Ruthless, CONTRACT),
+        (Crowding, CONTRACT),
+        (Clinging, CONTRACT),
         (WideOpen, CONTRACT),
         (Gateless, CONTRACT),
         (Impatient, CONTRACT),

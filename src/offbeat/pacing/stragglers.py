@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from heapq import nsmallest
 
-from offbeat.pacing.ledger import IntSet
 from offbeat.types import Ticket
 
 
@@ -13,13 +13,13 @@ class Stragglers:
     """Running tickets by deadline, without those that were asked to end."""
 
     def __init__(self) -> None:
-        self._running: dict[int, IntSet] = {}
+        self._running: dict[int, set[int]] = {}
         self._asked: dict[int, int] = {}  # ticket -> deadline
         self._num_asked: Counter[int] = Counter()  # by deadline
 
     def begin(self, ticket: Ticket) -> None:
         """Enter a ticket that was issued, for the first time or again."""
-        self._running.setdefault(ticket.deadline, IntSet()).add(ticket.number)
+        self._running.setdefault(ticket.deadline, set()).add(ticket.number)
 
     def end(self, ticket: Ticket) -> None:
         """Forget a ticket that arrived or was lost."""
@@ -47,17 +47,15 @@ class Stragglers:
         """Take so many tickets that are due by a deadline, or all there are; they count as asked to end."""
         taken: list[int] = []
         for due in sorted(due for due in self._running if due <= deadline) if count > 0 else ():
-            while len(taken) < count and (number := self._running[due].next_from(0)) is not None:
+            for number in nsmallest(count - len(taken), self._running[due]):
                 self._take(due, number)
                 self._asked[number] = due
                 self._num_asked[due] += 1
                 taken.append(number)
-                if due not in self._running:
-                    break
         return taken
 
     def _take(self, deadline: int, number: int) -> None:
         running = self._running[deadline]
-        running.discard(number)
+        running.remove(number)
         if not running:
             del self._running[deadline]
