@@ -78,15 +78,15 @@ def walk(rows: Sequence[int]) -> None:
 class PacedRun:
     """Plays a runtime to a coordinator, ``AT_ONCE`` answers at a time."""
 
-    def __init__(self, outstanding: int, **options: Any) -> None:
-        self.size = outstanding // 10
+    def __init__(self, outstanding: int, collectors: int | None = None, **options: Any) -> None:
+        self.size, collectors = outstanding // 10, collectors or outstanding
         config = {"segments_per_round": self.size, "off_policy_degree": 9, "open_rounds": 0, **options}
-        self.pace = Coordinator(PaceConfig(rounds=10**6, num_collectors=outstanding, **config))
+        self.pace = Coordinator(PaceConfig(rounds=10**6, num_collectors=collectors, **config))
         self.events: deque[Event] = deque()
         self.now_s = 0.0
         self.num_trained = 0
         self.perform(self.pace.start(0.0))
-        self.events += [CollectorUp(collector) for collector in range(outstanding)]
+        self.events += [CollectorUp(index, outstanding // collectors) for index in range(collectors)]
 
     def step(self) -> None:
         events = [self.events.popleft() for _ in range(min(AT_ONCE, len(self.events)))]
@@ -125,7 +125,11 @@ def segment_of(ticket: Ticket) -> Segment:
     return Segment(ticket, None, np.array([ticket.version]), {"env_steps": 1})
 
 
-@pytest.mark.parametrize("options", [{}, {"mode": "replay", "replay_ratio": 1.0}], ids=["stream", "replay"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"mode": "replay", "replay_ratio": 1.0}, {"collectors": 5, "straggler_policy": "cut"}],
+    ids=["stream", "replay", "wide"],
+)
 def test_the_coordinator_does_the_same_work_per_segment_however_many_are_outstanding(
     options: dict[str, Any],
 ) -> None:
