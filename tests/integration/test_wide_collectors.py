@@ -1,84 +1,31 @@
-"""Collectors that hold many tickets, in whole runs: the same at k = 0, mixed versions above, repeated."""
+"""Collectors that hold many tickets, in whole runs: equal at k = 0, mixed above, killed, repeated."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from offbeat import PerWorker, Pipeline
-from offbeat.pacing.events import Handlers, Issued, RoundTrained, SegmentArrived
-from offbeat.run.driver import Driver
-from offbeat.run.restarts import Report
+from offbeat import Callback, PerWorker, Pipeline
+from offbeat.checkpoint import CheckpointManager
+from offbeat.observe.callbacks import CheckpointInfo, RoundInfo
+from offbeat.observe.events import read_schedule
+from offbeat.pacing.events import SegmentArrived
 from offbeat.testing import TokenLearner, TokenMachine
-from offbeat.types import Piece
+from offbeat.testing.token_model import CALL
+from offbeat.types import Progress
+from tests.integration.token_runs import KILLED, Log, pipeline, run
 
-KINDS = ("inline", "threads", "processes")
-
-
-@dataclass
-class Log:
-    """What happened in a run, in order."""
-
-    issued: list[int] = field(default_factory=list)
-    arrived: list[int] = field(default_factory=list)
-    pieces: dict[int, tuple[Piece, ...]] = field(default_factory=dict)
-    trained: list[int] = field(default_factory=list)
-    ages: list[int] = field(default_factory=list)
-    most_outstanding: int = 0
-
-    def handlers(self, driver: Driver) -> Handlers:
-        return {Issued: self._issued, SegmentArrived: self._arrived, RoundTrained: self._round_trained}
-
-    def _issued(self, event: Issued, now_s: float) -> None:
-        self.issued.append(event.ticket.number)
-        open_now = set(self.issued) - set(self.trained)
-        self.most_outstanding = max(self.most_outstanding, len(open_now))
-
-    def _arrived(self, event: SegmentArrived, now_s: float) -> None:
-        self.arrived.append(event.segment.ticket.number)
-        self.pieces[event.segment.ticket.number] = event.segment.pieces
-
-    def _round_trained(self, event: RoundTrained, now_s: float) -> None:
-        self.trained += [segment.ticket.number for segment in event.batch.segments]
-        self.ages += event.batch.staleness()
-
-    def most_versions(self) -> int:
-        """Most versions in one response."""
-        return max(
-            len({span.version for span in piece.spans}) for group in self.pieces.values() for piece in group
-        )
-
-
-def pipeline(
-    kind: str,
-    num_collectors: int = 1,
-    degree: int = 0,
-    size: int = 6,
-    run_dir: Path | None = None,
-    train_s: float = 0.0,
-    settings: Any = None,
-    **machine: Any,
-) -> Pipeline:
-    return Pipeline(
-        collect=PerWorker(partial(TokenMachine, **machine)),
-        train=PerWorker(lambda context: TokenLearner(train_s=train_s)),
-        off_policy_degree=degree,
-        runtime=kind,  # type: ignore[arg-type]
-        num_workers=num_collectors,
-        segments_per_round=size,
-        run_dir=run_dir,
-        settings=settings,
-    )
-
-
-def run(made: Pipeline, rounds: int, resumed: bool = False) -> tuple[Report, Log]:
-    log = Log()
-    with made.open(rounds, resumed=resumed, handlers=log.handlers) as one:
-        return one.complete(), log
+KINDS = ("inline", "threads", "processes")  # Ray: test_ray_wide.py
+ROOT = Path(__file__).parents[2]
 
 
 # ---------------------------------------------------------------- k = 0
@@ -120,3 +67,176 @@ def assert_mixed(log: Log) -> None:
     assert log.arrived != sorted(log.arrived)
     assert sorted(log.trained) == list(range(120))
     assert 0 < max(log.ages) <= 2
+
+
+# ---------------------------------------------------------------- losses
+
+
+class KillsCollector(Log):
+    """Kills collector 0 once, when it holds at least 200 tickets and some segments have come."""
+
+    has_killed = False
+
+    def on_arrived(self, event: SegmentArrived, now_s: float) -> None:
+        super().on_arrived(event, now_s)
+        if not self.has_killed and len(self.arrived) >= 30 and len(self.held.get(0, ())) >= 200:
+            self.has_killed = True
+            os.kill(self.pids()["worker_0"], signal.SIGKILL)
+
+
+def check_killed_collector(kind: str) -> None:
+    made = pipeline(kind, 2, degree=4, size=100, slots=100, capacity=400, step_s=0.01)
+    report, log = run(made, 10, KillsCollector())
+    (lost,) = log.lost
+    assert len(lost) >= 200
+    counts = Counter(log.issued)
+    assert {number for number, count in counts.items() if count > 1} == lost
+    assert set(counts.values()) == {1, 2}
+    assert sorted(log.trained) == list(range(1000)), "each once"
+    assert len(report.losses) == 1
+
+
+@pytest.mark.slow
+def test_all_tickets_of_a_killed_collector_are_issued_again_and_trained_once() -> None:
+    check_killed_collector("processes")
+
+
+def check_killed_run(kind: str, run_dir: Path) -> None:
+    """Kill a run with many open tickets; resume it, and follow each ticket and its begun work."""
+    command = [sys.executable, "-m", "tests.integration.token_runs", kind, str(run_dir)]
+    killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert int(killed.stdout) >= 100
+    saved = CheckpointManager(run_dir / "checkpoints").load()
+    work, rounds = saved.parts["work"], saved.version + 12
+    _, log = run(pipeline(kind, run_dir=run_dir, **KILLED), rounds, resumed=True)  # type: ignore[arg-type]
+    schedule = [row for row in read_schedule(run_dir / "schedule.jsonl") if row["kind"] == "round"]
+    by_version = {row["version"]: row["tickets"] for row in schedule}  # later lines replace what was lost
+    trained = [number for version in sorted(by_version) for number in by_version[version]]
+    assert len(trained) == rounds * 20
+    assert len(set(trained)) == len(trained), "no ticket is trained twice"
+    outstanding = set(range(max(log.issued) + 1)) - set(trained)
+    assert len(outstanding) <= 8 * 20, "no ticket is lost: the rest is within the dial"
+    kept = open_before = 0
+    for number, begun in work.items():
+        if number in log.tokens:
+            tokens = begun["0"]["tokens"].tolist()
+            assert log.tokens[number][: len(tokens)] == tokens
+            kept += len(tokens)
+            open_before += len(log.tokens[number])
+            (piece,) = log.pieces[number]
+            assert begun["0"]["end"] or [span.rebuilt for span in piece.spans].count(True) == 1
+    assert kept > 0
+    print(f"\n{kind}: {kept} of the {open_before} tokens of {len(work)} open tickets were kept")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_killed_run_goes_on_with_every_ticket_and_what_was_begun(kind: str, tmp_path: Path) -> None:
+    check_killed_run(kind, tmp_path / "run")
+
+
+# ---------------------------------------------------------------- waiting
+
+
+class HangsInTool(TokenMachine):
+    """Collector 1 calls a tool in `advance`, which it must not, and gets its answer after a checkpoint."""
+
+    def __init__(self, context: Any, directory: Path, **options: Any) -> None:
+        super().__init__(context, **options)
+        self._directory = directory
+        self._is_faulty = context.collector == 1
+
+    def advance(self) -> Progress:
+        if self._is_faulty and (self._directory / "hang").exists():
+            self._is_faulty = False
+            (self._directory / "hanging").touch()
+            wait_for(self._directory / "saved")
+        return super().advance()
+
+
+def wait_for(path: Path, limit_s: float = 60.0) -> None:
+    give_up_s = time.monotonic() + limit_s
+    while not path.exists():
+        assert time.monotonic() < give_up_s, f"{path.name} did not come"
+        time.sleep(0.005)
+
+
+class HangsAtFive(Callback):
+    """Has collector 1 hang when round 5 is over, until its checkpoint is saved."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def on_round(self, info: RoundInfo) -> None:
+        if info.version == 5:
+            (self.directory / "hang").touch()
+            wait_for(self.directory / "hanging")
+
+    def on_checkpoint(self, info: CheckpointInfo) -> None:
+        if info.version == 5:
+            (self.directory / "saved").touch()
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_a_collector_that_hangs_in_a_tool_does_not_delay_a_checkpoint(kind: str, tmp_path: Path) -> None:
+    made = pipeline(
+        kind,
+        2,
+        degree=2,
+        run_dir=tmp_path / "run",
+        callbacks=(HangsAtFive(tmp_path),),
+        checkpoint_every=5,
+        machine=HangsInTool,  # type: ignore[arg-type]
+        directory=tmp_path,
+        step_s=0.005,
+    )
+    _, log = run(made, 8)
+    assert len(log.trained) == 48
+    (text,) = [text for text in log.notices if "begun work" in text]
+    assert "checkpoint 5 has no new begun work of collector_1" in text
+
+
+class Counted(TokenMachine):
+    """Notes in each segment how often `advance` was called, and the CPU time of its thread since then."""
+
+    calls, began_s = 0, 0.0
+
+    def advance(self) -> Progress:
+        self.began_s = self.began_s or time.thread_time()
+        self.calls += 1
+        progress = super().advance()
+        for segment in progress.segments:
+            segment.data["calls"] = self.calls
+            segment.data["cpu_s"] = time.thread_time() - self.began_s
+        return progress
+
+
+def slow_tool(seed: int, place: int) -> int:
+    time.sleep(2.0)
+    return 2
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_two_hundred_tickets_that_wait_cost_next_to_nothing(kind: str) -> None:
+    seen: list[Any] = []
+
+    class Learner(TokenLearner):
+        def train(self, batch: Any) -> Any:
+            seen.extend((segment.data["calls"], segment.data["cpu_s"]) for segment in batch.segments)
+            return super().train(batch)
+
+    began_s = time.monotonic()
+    Pipeline(
+        collect=PerWorker(partial(Counted, slots=200, tool=slow_tool, max_tokens=2)),
+        train=Learner(bias={CALL: 50.0}),
+        off_policy_degree=0,
+        runtime=kind,  # type: ignore[arg-type]
+        segments_per_round=200,
+    ).run(rounds=1)
+    assert len(seen) == 200
+    assert time.monotonic() - began_s >= 2.0
+    calls, cpu_s = min(seen)
+    print(f"\n{kind}: {calls} calls of advance took {cpu_s:.3f} CPU-s while 200 tickets waited for 2 s")
+    # Tickets come in several batches; then only the clock, once a second, and the tools have it advance.
+    assert calls <= 100
