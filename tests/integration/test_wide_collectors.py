@@ -28,6 +28,12 @@ KINDS = ("inline", "threads", "processes")  # Ray: test_ray_wide.py
 ROOT = Path(__file__).parents[2]
 
 
+def check_replay(made: Pipeline, runtime: str = "inline") -> None:
+    report = made.replay(runtime=runtime)  # type: ignore[arg-type]
+    assert report.difference is None, str(report.difference)
+    assert report.identical
+
+
 # ---------------------------------------------------------------- k = 0
 
 
@@ -73,19 +79,20 @@ def assert_mixed(log: Log) -> None:
 
 
 class KillsCollector(Log):
-    """Kills collector 0 once, when it holds at least 200 tickets and some segments have come."""
+    """Kills a collector once, when it holds at least 200 tickets and some segments have come."""
 
     has_killed = False
 
     def on_arrived(self, event: SegmentArrived, now_s: float) -> None:
         super().on_arrived(event, now_s)
-        if not self.has_killed and len(self.arrived) >= 30 and len(self.held.get(0, ())) >= 200:
+        index = max(self.held, key=lambda index: len(self.held[index]))
+        if not self.has_killed and len(self.arrived) >= 30 and len(self.held[index]) >= 200:
             self.has_killed = True
-            os.kill(self.pids()["worker_0"], signal.SIGKILL)
+            os.kill(self.pids()[f"worker_{index}"], signal.SIGKILL)
 
 
-def check_killed_collector(kind: str) -> None:
-    made = pipeline(kind, 2, degree=4, size=100, slots=100, capacity=400, step_s=0.01)
+def check_killed_collector(kind: str, run_dir: Path) -> None:
+    made = pipeline(kind, 2, degree=4, size=100, run_dir=run_dir, slots=100, capacity=400, step_s=0.01)
     report, log = run(made, 10, KillsCollector())
     (lost,) = log.lost
     assert len(lost) >= 200
@@ -94,11 +101,12 @@ def check_killed_collector(kind: str) -> None:
     assert set(counts.values()) == {1, 2}
     assert sorted(log.trained) == list(range(1000)), "each once"
     assert len(report.losses) == 1
+    check_replay(made)
 
 
 @pytest.mark.slow
-def test_all_tickets_of_a_killed_collector_are_issued_again_and_trained_once() -> None:
-    check_killed_collector("processes")
+def test_all_tickets_of_a_killed_collector_are_issued_again_and_trained_once(tmp_path: Path) -> None:
+    check_killed_collector("processes", tmp_path / "run")
 
 
 def check_killed_run(kind: str, run_dir: Path) -> None:
@@ -109,14 +117,15 @@ def check_killed_run(kind: str, run_dir: Path) -> None:
     assert int(killed.stdout) >= 100
     saved = CheckpointManager(run_dir / "checkpoints").load()
     work, rounds = saved.parts["work"], saved.version + 12
-    _, log = run(pipeline(kind, run_dir=run_dir, **KILLED), rounds, resumed=True)  # type: ignore[arg-type]
+    made = pipeline(kind, run_dir=run_dir, **KILLED)  # type: ignore[arg-type]
+    _, log = run(made, rounds, resumed=True)
     schedule = [row for row in read_schedule(run_dir / "schedule.jsonl") if row["kind"] == "round"]
     by_version = {row["version"]: row["tickets"] for row in schedule}  # later lines replace what was lost
     trained = [number for version in sorted(by_version) for number in by_version[version]]
-    assert len(trained) == rounds * 20
+    assert len(trained) == rounds * 40
     assert len(set(trained)) == len(trained), "no ticket is trained twice"
     outstanding = set(range(max(log.issued) + 1)) - set(trained)
-    assert len(outstanding) <= 8 * 20, "no ticket is lost: the rest is within the dial"
+    assert len(outstanding) <= 8 * 40, "no ticket is lost: the rest is within the dial"
     kept = open_before = 0
     for number, begun in work.items():
         if number in log.tokens:
@@ -127,6 +136,7 @@ def check_killed_run(kind: str, run_dir: Path) -> None:
             (piece,) = log.pieces[number]
             assert begun["0"]["end"] or [span.rebuilt for span in piece.spans].count(True) == 1
     assert kept > 0
+    check_replay(made)
     print(f"\n{kind}: {kept} of the {open_before} tokens of {len(work)} open tickets were kept")
 
 
@@ -240,3 +250,78 @@ def test_two_hundred_tickets_that_wait_cost_next_to_nothing(kind: str) -> None:
     print(f"\n{kind}: {calls} calls of advance took {cpu_s:.3f} CPU-s while 200 tickets waited for 2 s")
     # Tickets come in several batches; then only the clock, once a second, and the tools have it advance.
     assert calls <= 100
+
+
+# ---------------------------------------------------------------- repeating
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_whose_segments_mix_versions_is_repeated_bit_for_bit(kind: str, tmp_path: Path) -> None:
+    made = pipeline(kind, 2, degree=2, run_dir=tmp_path / "run", slots=8, step_s=0.001)
+    _, log = run(made, 20)
+    assert_mixed(log)
+    check_replay(made)
+
+
+@pytest.mark.parametrize("runtime", ["threads", "processes"])
+def test_a_replay_may_run_anywhere(runtime: str, tmp_path: Path) -> None:
+    made = pipeline("inline", 2, degree=2, run_dir=tmp_path / "run", slots=8, group=2)
+    _, log = run(made, 20)
+    assert_mixed(log)
+    check_replay(made, runtime)
+
+
+def tool(seed: int, place: int) -> int:
+    time.sleep(0.002)
+    return 2 + (seed + place) % 30
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tools_groups_and_drops_are_repeated(kind: str, tmp_path: Path) -> None:
+    made = pipeline(
+        kind, 2, degree=2, run_dir=tmp_path / "run", slots=8, group=2, tool=tool, needs_spread=True
+    )
+    report, log = run(made, 10)
+    assert report.counts.dropped > 0
+    check_replay(made)
+
+
+def test_drops_at_zero_leave_the_same_tickets_with_any_number_of_collectors(tmp_path: Path) -> None:
+    seen = []
+    for num_collectors in (1, 2, 3):
+        for kind in KINDS:
+            made = pipeline(kind, num_collectors, slots=5, group=2, needs_spread=True)
+            report, log = run(made, 5)
+            seen.append((report.digest, log.trained))
+    assert seen[0][1] != list(range(30)), "some were dropped"
+    assert all(one == seen[0] for one in seen)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_with_stragglers_that_are_cut_is_repeated(kind: str, tmp_path: Path) -> None:
+    class Straggles(TokenMachine):
+        """Makes the tokens of every ninth ticket in a thousand steps: only `cut` ends it in time."""
+
+        def _make_token(self, one: Any) -> None:
+            if self._turn(one) % 200 == 0 or one.plan is not None:
+                super()._make_token(one)
+
+        def _turn(self, one: Any) -> int:
+            turns = self.__dict__.setdefault("turns", {})
+            turns[id(one)] = turns.get(id(one), -1) + 1
+            return 0 if one.seed % 9 else turns[id(one)]
+
+    made = pipeline(
+        kind,
+        2,
+        degree=2,
+        run_dir=tmp_path / "run",
+        dial={"straggler_policy": "cut"},
+        machine=Straggles,  # type: ignore[arg-type]
+        slots=16,
+    )
+    report, log = run(made, 15)
+    ends = Counter(piece.end for group in log.pieces.values() for piece in group)
+    assert ends["cut"] > 0
+    assert report.metrics["rollout/ended_cut"] == ends["cut"]
+    check_replay(made)

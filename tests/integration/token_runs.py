@@ -129,8 +129,8 @@ def run(made: Pipeline, rounds: int, log: Log | None = None, resumed: bool = Fal
 
 # ---------------------------------------------------------------- the program
 
-KILLED = {"num_collectors": 2, "degree": 8, "size": 20, "slots": 90, "step_s": 0.01, "checkpoint_every": 1}
-"""The run that kills itself: up to 180 tickets are open."""
+KILLED = {"num_collectors": 2, "degree": 8, "size": 40, "slots": 150, "step_s": 0.03, "checkpoint_every": 1}
+"""The run that kills itself: up to 360 tickets are open."""
 
 
 class KillsItself(Log):
@@ -154,4 +154,4 @@ class KillsItself(Log):
 
 if __name__ == "__main__":
     kind, directory = sys.argv[1:]
-    run(pipeline(kind, run_dir=Path(directory), **KILLED), 1000, KillsItself())  # type: ignore[arg-type]
+    run(pipeline(kind, run_dir=Path(directory), **KILLED), 100, KillsItself())  # type: ignore[arg-type]
