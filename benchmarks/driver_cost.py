@@ -16,6 +16,7 @@ Without ``--compare`` it measures the offbeat that it imports. Rows (``--only NA
   instant      the same on a runtime that answers at once, 64, 1,000 and 10,000 collectors, and 32 answers or
                one at a time.
   processes    the same on processes, 16 collectors: the main thread, and the whole process without workers.
+  workers      the whole process without workers: 64 workers that sleep for 50 ms, 8 with segments of 1 MB.
   messages     a ticket and a segment's message, sent and received, without what is in the segment.
   records      kinds of records for what happens, and how many types of them runtime, pace and observers use.
   size         files, classes and code lines (no blanks, comments, docstrings) of the core, lines of all.
@@ -212,13 +213,20 @@ class Between(Callback):
             self._calls[info.version]()
 
 
-def empty_run(kind: Any, collectors: int, degree: int, rounds: int, probe: Callback) -> None:
-    """Run a pipeline whose functions do nothing, with a run directory."""
+def empty_run(
+    kind: Any,
+    collectors: int,
+    degree: int,
+    rounds: int,
+    probe: Callback,
+    collect: Callable[[Any, Any], Any] = lambda ticket, weights: weights,
+) -> None:
+    """Run a pipeline whose learner does nothing, with a run directory."""
     theta = np.zeros(3)
     at_once = {"open_rounds": 0} if "open_rounds" in AsyncTrainingConfig.model_fields else {}
     with tempfile.TemporaryDirectory() as place:
         Pipeline(
-            collect=lambda ticket, weights: weights,
+            collect=collect,
             train=lambda segments: None,
             weights=theta.copy,
             off_policy_degree=degree,
@@ -230,7 +238,7 @@ def empty_run(kind: Any, collectors: int, degree: int, rounds: int, probe: Callb
         ).run(rounds=rounds)
 
 
-def run_cost(kind: str, collectors: int, degree: int, rounds: int) -> tuple[float, float]:
+def run_cost(kind: str, collectors: int, degree: int, rounds: int, **options: Any) -> tuple[float, float]:
     """Microseconds per segment over ``rounds`` steady rounds: of the driver's thread, of its process."""
     times: list[tuple[float, float]] = []
 
@@ -238,7 +246,8 @@ def run_cost(kind: str, collectors: int, degree: int, rounds: int) -> tuple[floa
         times.append((time.thread_time(), time.process_time()))
 
     first = degree + 2
-    empty_run(kind, collectors, degree, first + rounds + 1, Between(first, first + rounds, note, note))
+    probe = Between(first, first + rounds, note, note)
+    empty_run(kind, collectors, degree, first + rounds + 1, probe, **options)
     thread_s, process_s = (after - before for before, after in zip(*times, strict=True))
     return 1e6 * thread_s / (rounds * collectors), 1e6 * process_s / (rounds * collectors)
 
@@ -255,6 +264,22 @@ def inline(quick: bool) -> Figures:
 def processes(quick: bool) -> Figures:
     thread, process = run_cost("processes", 16, 2, 10 if quick else 150)
     return {"processes 16": thread, "processes 16: whole process": process}
+
+
+def asleep(ticket: Any, weights: Any) -> Any:
+    time.sleep(0.05)
+    return weights
+
+
+def one_mb(ticket: Any, weights: Any) -> Any:
+    return {"x": np.full(131_072, 1.0)}
+
+
+def workers(quick: bool) -> Figures:
+    """Many workers that sleep, as slow environments do, and a few with large segments."""
+    sleeping = run_cost("processes", 8 if quick else 64, 2, 3 if quick else 40, collect=asleep)
+    large = run_cost("processes", 8, 2, 3 if quick else 40, collect=one_mb)
+    return {"processes 64, asleep": sleeping[1], "processes 8, 1 MB": large[1]}
 
 
 # ---------------------------------------------------------------- calls
@@ -454,7 +479,7 @@ class InstantRuntime:
     def start(self, plan: Any, collectors: Sequence[Any], learner_state: Any) -> None:
         self._events.extend(self._up(index) for index in range(len(collectors)))
 
-    def collect(self, ticket: Ticket) -> None:
+    def collect(self, ticket: Ticket, *rest: object) -> None:
         if ticket.version != self._versions[0]:
             self._versions = (ticket.version, np.array([ticket.version], np.int64))
         segment = Segment(ticket, self._data, self._versions[1], self._units, collect_s=1e-5)
@@ -480,6 +505,13 @@ class InstantRuntime:
         """Nothing: there is nothing to end."""
 
     start_collector = kill_collector = start_lane = kill_lane = None  # nobody is ever lost
+    cut = end_collector = None
+
+    def ask_work(self) -> Sequence[int]:
+        return ()
+
+    def working_s(self, index: int) -> None:
+        return None
 
     def stacks(self) -> dict[str, str]:
         return {}
@@ -629,10 +661,12 @@ CORE_OLD = {
 """What a reader has to know to understand a run, by folder."""
 CORE_NEW = {
     "": TOP,
-    "run": "__init__ adapters collectors directory driver observers replay restarts saving"
-    " signals start stepwise waits",
-    "pacing": "__init__ actions auto config coordinator deadlines events ledger recorded",
-    "runtime": "__init__ adapting base checksum clock inline learning serve spec supervision threads",
+    "run": "__init__ adapters begun collectors directory driver observers replay restarts saving"
+    " signals start stepwise waits writing",
+    "pacing": "__init__ actions auto config coordinator deadlines drops events ledger members recorded"
+    " stragglers",
+    "runtime": "__init__ adapting base checksum clock inline learning messages serve spec supervision"
+    " threads",
     "observe": "__init__ callbacks events journal logs meter",
     "replay": "__init__ stream",
     "config": "settings",
@@ -690,6 +724,7 @@ ROWS: dict[str, Callable[[bool], Figures]] = {
     "inline": inline,
     "instant": instant,
     "processes": processes,
+    "workers": workers,
     "messages": messages,
     "records": records,
     "size": size,
