@@ -61,9 +61,8 @@ def main() -> int:
         middle, (low, high) = median(ratios), interval(ratios)
         good = middle <= BAR or (low <= 1.0 <= high < BAR_UNSURE)
         holds &= good
-        say(
-            f"{program}: ratio {middle:.3f} (95 % interval {low:.3f} to {high:.3f}) {'ok' if good else 'MISS'}"
-        )
+        judged = "ok" if good else "MISS"
+        say(f"{program}: ratio {middle:.3f} (95 % interval {low:.3f} to {high:.3f}) {judged}")
         figures[program] = {"cpu_s": pairs, "ratio": middle, "interval": [low, high]}
     return conclude(figures, holds, options)
 
