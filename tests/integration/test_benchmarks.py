@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[2]
         ["dial.py"],
         ["connect4.py"],
         ["driver_cost.py"],
+        ["wide_environments.py"],
     ],
 )
 def test_script_ends_with_its_figures(command: list[str]) -> None:

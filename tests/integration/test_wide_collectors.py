@@ -22,6 +22,7 @@ from offbeat.pacing.events import SegmentArrived
 from offbeat.testing import TokenLearner, TokenMachine
 from offbeat.testing.token_model import CALL
 from offbeat.types import Progress
+from tests.integration.test_members import ROUNDS, Members
 from tests.integration.token_runs import KILLED, Log, pipeline, run
 
 KINDS = ("inline", "threads", "processes")  # Ray: test_ray_wide.py
@@ -37,13 +38,17 @@ def check_replay(made: Pipeline, runtime: str = "inline") -> None:
 # ---------------------------------------------------------------- k = 0
 
 
-@pytest.fixture(scope="module")
-def digest() -> str:
-    """The weights after 8 rounds of 6 tickets at k = 0."""
+def digest_at_zero() -> str:
+    """Return the digest of the weights after 8 rounds of 6 tickets at k = 0."""
     report, log = run(pipeline("inline", slots=64), 8)
     assert log.trained == list(range(48))
     assert report.digest is not None
     return report.digest
+
+
+@pytest.fixture(scope="module")
+def digest() -> str:
+    return digest_at_zero()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -324,4 +329,32 @@ def test_a_run_with_stragglers_that_are_cut_is_repeated(kind: str, tmp_path: Pat
     ends = Counter(piece.end for group in log.pieces.values() for piece in group)
     assert ends["cut"] > 0
     assert report.metrics["rollout/ended_cut"] == ends["cut"]
+    check_replay(made)
+
+
+class DiesWhileJoining(TokenMachine):
+    """The third collector is killed when it is made for the first time."""
+
+    def __init__(self, context: Any, killed: Path, **options: Any) -> None:
+        if context.collector == 2 and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().__init__(context, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_wide_collectors_that_join_and_leave_are_repeated(kind: str, tmp_path: Path) -> None:
+    killed = tmp_path / "killed"
+    if kind in ("inline", "threads"):  # it would kill this process
+        killed.touch()
+    members = Members()
+    options = {"slots": 4, "step_s": 0.001, "machine": DiesWhileJoining, "killed": killed}
+    made = pipeline(kind, 2, degree=2, run_dir=tmp_path / "run", callbacks=(members,), **options)
+    members.pipeline = made
+    report, log = run(made, ROUNDS)
+    assert report.stopped
+    assert max(log.ages) <= 2
+    assert set(log.by_collector) == {0, 1, 2, 3}
+    assert set(log.by_collector[-6:]) <= {1, 2}, "those that left collect no longer"
+    assert len(report.losses) == (0 if kind in ("inline", "threads") else 1)
     check_replay(made)

@@ -35,6 +35,7 @@ class Log:
 
     issued: list[int] = field(default_factory=list)
     arrived: list[int] = field(default_factory=list)
+    by_collector: list[int] = field(default_factory=list)
     pieces: dict[int, tuple[Piece, ...]] = field(default_factory=dict)
     tokens: dict[int, list[int]] = field(default_factory=dict)
     trained: list[int] = field(default_factory=list)
@@ -65,6 +66,7 @@ class Log:
     def on_arrived(self, event: SegmentArrived, now_s: float) -> None:
         segment = event.segment
         self.arrived.append(segment.ticket.number)
+        self.by_collector.append(segment.ticket.collector)
         self.held[segment.ticket.collector].remove(segment.ticket.number)
         self.pieces[segment.ticket.number] = segment.pieces
         if isinstance(segment.data, dict):  # on Ray it lies elsewhere
