@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from offbeat.config.models import AsyncTrainingConfig, EvalConfig, RuntimeConfig
 from offbeat.observe.callbacks import RoundInfo
 from offbeat.observe.events import read_events, read_rounds
 from offbeat.pipeline import Settings
+from tests.chaos import test_wide_workers as wide
 from tests.chaos.test_faults import faulty, lost, start, wait_for_rounds
 
 ray = pytest.importorskip("ray")
@@ -111,6 +113,28 @@ def test_killed_evaluator_never_stops_training(small_run: Run, shared_ray: None)
     assert "down" in health
     assert result.eval_return is not None
     assert not lost(result.run_dir)
+
+
+@pytest.mark.parametrize("how", ["sleeps", "computes"])
+def test_work_that_holds_the_gil_is_found_killed_and_named(
+    how: str, tmp_path: Path, shared_ray: None
+) -> None:
+    collect = partial(wide.Hangs, how=how, marker=tmp_path / "happened")
+    limits = {"generation_timeout": 2.0, "heartbeat_interval_s": 0.2}
+    (reason,) = wide.run("ray", collect, 20, **limits).reasons
+    assert "hung: ticket 0 took more than 2 s (async_training.generation_timeout)" in reason
+    found = re.search(r"pid (\d+) on", reason)
+    assert found is not None and not psutil.pid_exists(int(found[1]))
+
+
+def test_sleep_that_holds_the_gil_is_a_missing_sign_of_life(tmp_path: Path, shared_ray: None) -> None:
+    collect = partial(wide.Hangs, how="sleeps", marker=tmp_path / "happened")
+    (reason,) = wide.run("ray", collect, 20, heartbeat_timeout_s=2.0, heartbeat_interval_s=0.2).reasons
+    assert "no sign of life" in reason
+
+
+def test_collector_whose_tickets_all_wait_for_tools_is_not_killed(shared_ray: None) -> None:
+    wide.test_collector_whose_tickets_all_wait_for_tools_is_not_killed("ray")
 
 
 class Dies:

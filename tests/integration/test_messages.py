@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from offbeat.pacing.events import (
+    CollectorDown,
     CollectorUp,
     CollectorWaits,
     CollectorWorked,
@@ -148,7 +149,38 @@ def test_capacity_may_change(kind: str) -> None:
         runtime.collect(ticket(1))
         wait_for(runtime, SegmentArrived)
     assert [(up.collector, up.capacity, up.is_wide) for up in ups] == [(0, 3, True)]
-    assert (ups[0].pid is not None) == (kind == "processes")
+    assert (ups[0].pid is not None) == (kind in ("processes", "ray"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_collectors_join_and_leave(kind: str) -> None:
+    with running(kind, Counting) as runtime:
+        for index in (1, 4):
+            runtime.start_collector(index, CollectorState())
+        ups = wait_for(runtime, CollectorUp, 2)
+        assert sorted(up.collector for up in ups) == [1, 4]
+        for number in range(9):
+            runtime.collect(ticket(number, collector=(0, 1, 4)[number % 3]))
+        arrived = wait_for(runtime, SegmentArrived, 9)
+        assert {event.segment.data["collector"] for event in arrived} == {0, 1, 4}
+        num_processes = len(runtime.pids())
+        runtime.end_collector(0)
+        runtime.end_collector(4)
+        assert len(runtime.pids()) == num_processes - (2 if kind in ("processes", "ray") else 0)
+        assert list(runtime.ask_work()) == [1]
+        assert runtime.working_s(4) is None
+        runtime.collect(ticket(9, collector=1))
+        assert [type(event) for event in wait_for(runtime, SegmentArrived)] == [SegmentArrived]
+        runtime.start_collector(4, CollectorState())
+        wait_for(runtime, CollectorUp)
+
+
+def test_a_collector_that_left_is_not_reported_as_lost() -> None:
+    with running("processes", Counting, num_collectors=2) as runtime:
+        runtime.end_collector(1)
+        give_up_s = time.monotonic() + 1.0
+        while time.monotonic() < give_up_s:
+            assert not [event for event in runtime.wait(0.2) if isinstance(event, CollectorDown)]
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors as Linux shows them")

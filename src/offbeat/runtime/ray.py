@@ -35,6 +35,7 @@ from offbeat.pacing.events import (
     Event,
     HealthChanged,
     LearnerDown,
+    OpenWork,
     RoundTrained,
     SegmentArrived,
     SnapshotTaken,
@@ -46,6 +47,7 @@ except ImportError:
     raise ConfigError('runtime.kind=ray needs Ray: pip install "offbeat[ray]"') from None
 
 from offbeat.runtime.base import describe
+from offbeat.runtime.messages import Accept, CutTickets, GiveWork, Message
 from offbeat.runtime.ray_actors import (
     Actor,
     CollectorActor,
@@ -70,10 +72,11 @@ from offbeat.runtime.ray_placement import Placement, another_placement, cpus_of,
 from offbeat.runtime.ray_refs import (
     ActorRef,
     CollectorRef,
-    PendingSegment,
+    PendingReport,
     RemoteSegmentData,
     how_it_ended,
 )
+from offbeat.runtime.serve import Report
 from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.runtime.supervision import Pulse, process_state
 from offbeat.types import Batch, Piece, StateTree, Ticket
@@ -182,13 +185,26 @@ class RayRuntime:
         if (before := self._collectors.pop(collector, None)) is not None:
             self._end(before.actor)
         component = f"collector_{collector}"
-        placement = self._placements[component]
+        placement = self._placements.get(component) or self._place_joining(component)
         if placement.node.id != self._node_id and not is_reachable(placement.node):
             taken = [actor.placement for actor in self._actors]
             self._placements[component] = another_placement(placement, taken, self._cluster.nodes())
         payload = self._spec.collector(collector, start)
         actor = self._make(component, CollectorActor, f"worker_{collector}", payload)
         self._collectors[collector] = CollectorRef(collector, actor)
+        self._take(self._collectors[collector])
+
+    def _place_joining(self, component: str) -> Placement:
+        """Find a place like the others' for a collector that joins.
+
+        A Ray of the run's own has as many processors as its first actors ask for: it asks for none there.
+        """
+        like = next(where for name, where in self._placements.items() if name.startswith("collector_"))
+        if self._cluster.is_started:
+            like = Placement(like.node, {**like.resources, "CPU": 0.0})
+        taken = [actor.placement for actor in self._actors]
+        self._placements[component] = another_placement(like, taken, self._cluster.nodes())
+        return self._placements[component]
 
     def kill_collector(self, collector: int, reason: str) -> None:
         """Kill a collector that hangs, with its stack in the report."""
@@ -255,100 +271,127 @@ class RayRuntime:
         """End a collector that holds no ticket."""
         self._end(self._collectors.pop(index).actor)
 
-    def cut(self, tickets: Sequence[Ticket]) -> None:
-        """Not yet."""
-
-    def ask_work(self) -> Sequence[int]:
-        """Not yet."""
-        return ()
-
-    def working_s(self, index: int) -> float | None:
-        """Not yet."""
-        return None
-
     def collect(self, ticket: Ticket, begun: StateTree | None = None, script: tuple[Piece, ...] = ()) -> None:
         """Line the ticket up for its collector."""
-        collector = self._collectors.get(ticket.collector)
+        self._tell(ticket.collector, Accept(ticket, begun, script))
+
+    def cut(self, tickets: Sequence[Ticket]) -> None:
+        """Tell the collectors, behind what they were told before."""
+        for index in {ticket.collector for ticket in tickets}:
+            held = tuple(ticket.number for ticket in tickets if ticket.collector == index)
+            self._tell(index, CutTickets(held))
+
+    def ask_work(self) -> Sequence[int]:
+        """Ask the wide collectors; each answers between two pieces of work, once if asked twice before."""
+        asked = [collector for collector in self._collectors.values() if collector.actor.is_wide]
+        for collector in asked:
+            if not collector.is_asked:
+                collector.is_asked = True
+                self._tell(collector.index, GiveWork())
+        return [collector.index for collector in asked]
+
+    def working_s(self, index: int) -> float | None:
+        """Return how long the piece of work at hand lasts, by the last sign of life; silence counts, too."""
+        collector = self._collectors.get(index)
+        return None if collector is None else collector.actor.working_s(time.monotonic())
+
+    def _tell(self, index: int, message: Message) -> None:
+        collector = self._collectors.get(index)
         if collector is None:  # it died and its `CollectorDown` is on the way: the ticket is lost with it
             return
-        collector.waiting.append(ticket)
-        self._send_tickets(collector)
+        collector.waiting.append(message)
+        self._send_messages(collector)
 
-    def _send_tickets(self, collector: CollectorRef) -> None:
-        """Send tickets with the newest weights, where the actor has not got them yet."""
-        most_sent = max(_TICKETS_AHEAD, collector.actor.capacity)
-        while (
-            collector.waiting
-            and collector.num_asked - collector.num_answered < most_sent
-            and not collector.actor.is_gone
-        ):
-            ticket = collector.waiting.popleft()
-            version, references = self._published
-            sent = references if version > collector.weights_version else []
-            collector.weights_version = version
-            collector.actor.ask("accept", ticket, sent, group=ACCEPT, num_returns=0)
-            answer, data = collector.actor.ask("collect", num_returns=2)
-            self._then(answer, partial(self._on_collect, collector, collector.num_asked, data))
-            collector.num_asked += 1
+    def _send_messages(self, collector: CollectorRef) -> None:
+        """Send what waits, as far as there is room, and new weights where the actor has work for them."""
+        if collector.actor.is_gone:
+            return
+        most_held, messages = max(_TICKETS_AHEAD, collector.actor.capacity), list[Message]()
+        while collector.waiting:
+            message = collector.waiting[0]
+            if isinstance(message, Accept):
+                if len(collector.held) >= most_held:
+                    break
+                collector.held.add(message.ticket.number)
+            messages.append(collector.waiting.popleft())
+        version, references = self._published
+        sent = references if version > collector.weights_version and collector.held else []
+        if messages or sent:
+            collector.weights_version = version if sent else collector.weights_version
+            collector.actor.ask("tell", messages, sent, group=ACCEPT, num_returns=0)
 
-    def _on_collect(self, collector: CollectorRef, place: int, data: Any, future: Future[Any]) -> None:
-        """Take answers in the order in which they were asked for: Ray may hand them over in another one."""
-        collector.answers[place] = (data, future)
-        while (found := collector.answers.pop(collector.num_answered, None)) and not collector.actor.is_gone:
-            collector.num_answered += 1
-            self._take_answer(collector, *found)
+    def _take(self, collector: CollectorRef) -> None:
+        """Have the next reports of a collector, in their order."""
+        reports, data = collector.actor.ask("take", num_returns=2)
+        self._then(reports, partial(self._on_reports, collector, data))
 
-    def _take_answer(self, collector: CollectorRef, data: Any, future: Future[Any]) -> None:
+    def _on_reports(self, collector: CollectorRef, data: Any, future: Future[Any]) -> None:
+        if collector.actor.is_gone:
+            return
         if (error := future.exception()) is not None:
             raised = isinstance(error, ray.exceptions.RayTaskError)  # what it collected cannot be sent
             text = f"collector {collector.index} raised:\n{error}"
             self._collector_down(collector, text if raised else how_it_ended(collector.actor, error), raised)
             return
-        try:
-            event = pickle.loads(future.result())
-        except Exception as unreadable:  # such as an object whose module is not there
-            text = f"a segment of {collector.actor} could not be read: {describe(unreadable)}"
-            event = CollectorDown(collector.index, text, raised=True)
-        match event:
-            case SegmentArrived():
-                self._store_segment(collector, PendingSegment(next(self._keys), event), data)
-            case CollectorDown(_, reason, raised):
-                text = reason if raised else f"{collector.actor}: {reason}"
-                self._collector_down(collector, text, raised)
-        self._send_tickets(collector)
+        stored: list[PendingReport] = []
+        for packed in future.result():
+            try:
+                report = pickle.loads(packed)
+            except Exception as unreadable:  # such as an object whose module is not there
+                text = f"a segment of {collector.actor} could not be read: {describe(unreadable)}"
+                report = CollectorDown(collector.index, text, raised=True)
+            if isinstance(report, CollectorDown):
+                text = report.reason if report.raised else f"{collector.actor}: {report.reason}"
+                self._collector_down(collector, text, report.raised)
+                return
+            stored += self._on_report(collector, report)
+        if stored:
+            keys = [one.key for one in stored]
+            asked = self._segment_store.ask("put", keys, [data], self._spec.sync_timeout_s, group=CARRY)
+            self._then(asked, partial(self._on_stored, collector, stored))
+        self._forward(collector)
+        self._send_messages(collector)
+        self._take(collector)
 
-    def _store_segment(self, collector: CollectorRef, pending: PendingSegment, data: Any) -> None:
-        """Have the data brought to the learner's node, unless it came along."""
+    def _on_report(self, collector: CollectorRef, report: Report) -> list[PendingReport]:
+        """Line a report up behind those before; return it if its data is to be brought to the learner."""
+        pending = PendingReport(report)
+        match report:
+            case SegmentArrived(segment):
+                collector.held.discard(segment.ticket.number)
+                if segment.data is None:
+                    pending = PendingReport(report, next(self._keys), is_stored=False)
+            case CollectorUp(_, capacity):
+                collector.actor.capacity = capacity
+                pending = PendingReport(self._up(collector.actor))
+            case OpenWork():
+                collector.is_asked = False
         collector.arriving.append(pending)
-        if pending.event.segment.data is not None:
-            pending.is_stored = True
-            self._report_arrivals(collector)
-            return
-        held = self._segment_store.ask("put", pending.key, [data], self._spec.sync_timeout_s, group=CARRY)
-        self._then(held, partial(self._on_stored, collector, pending))
+        return [] if pending.is_stored else [pending]
 
-    def _on_stored(self, collector: CollectorRef, pending: PendingSegment, future: Future[Any]) -> None:
+    def _on_stored(
+        self, collector: CollectorRef, stored: Sequence[PendingReport], future: Future[Any]
+    ) -> None:
         if self._segment_store.is_gone:
             return
         if (error := future.exception()) is not None:
             self._store_down(self._segment_store, how_it_ended(self._segment_store, error))
-        elif collector.actor.is_gone:  # its ticket was lost with it and is collected again
-            self._drop([pending.key])
+        elif collector.actor.is_gone:  # its tickets were lost with it and are collected again
+            self._drop([one.key for one in stored if one.key is not None])
         elif (reason := future.result()) is not None:
-            self._collector_down(
-                collector,
-                f"{collector.actor}: ticket {pending.event.segment.ticket.number} was lost: {reason}",
-            )
+            self._collector_down(collector, f"{collector.actor}: segments were lost: {reason}")
         else:
-            pending.is_stored = True
-            self._report_arrivals(collector)
+            for one in stored:
+                one.is_stored = True
+            self._forward(collector)
 
-    def _report_arrivals(self, collector: CollectorRef) -> None:
-        """Segments arrive in the order in which they were collected: each brings its collector's state."""
+    def _forward(self, collector: CollectorRef) -> None:
+        """Report in the order of the collector: each segment brings its state."""
         while collector.arriving and collector.arriving[0].is_stored:
             pending = collector.arriving.popleft()
-            event, segment = pending.event, pending.event.segment
-            if segment.data is None:
+            event = pending.event
+            if isinstance(event, SegmentArrived) and pending.key is not None:
+                segment = event.segment
                 self._held[segment.ticket.number] = pending.key
                 data = RemoteSegmentData(self._segment_store.handle, pending.key, self._spec.sync_timeout_s)
                 event = replace(event, segment=replace(segment, data=data))
@@ -366,7 +409,7 @@ class RayRuntime:
         self._end(collector.actor)
         if self._collectors.get(collector.index) is collector:
             del self._collectors[collector.index]
-        self._drop([pending.key for pending in collector.arriving if pending.is_stored])
+        self._drop([one.key for one in collector.arriving if one.is_stored and one.key is not None])
         self._events.append(CollectorDown(collector.index, reason, raised))
 
     # ------------------------------------------------------------ learning
@@ -389,6 +432,8 @@ class RayRuntime:
     def _keep_weights(self, version: int, references: list[Any]) -> None:
         if references:
             self._published = (version, references)
+            for collector in self._collectors.values():
+                self._send_messages(collector)
 
     def snapshot(self) -> None:
         """Copy the learner when it comes to it."""
@@ -528,15 +573,19 @@ class RayRuntime:
             text = f"{actor.component.replace('_', ' ')} raised while starting:\n{started.error}"
             self._down(actor, text, started.error)
             return
-        actor.is_up, actor.capacity = True, started.capacity
+        actor.is_up, actor.capacity, actor.is_wide = True, started.capacity, started.is_wide
         timeout_s = self._spec.settings.runtime.heartbeat_timeout_s or math.inf
         actor.pulse = Pulse(timeout_s, time.monotonic())
+        actor.answered_s = time.monotonic()
         if actor.component.startswith("collector"):
-            pid = actor.pid if actor.node_id == self._node_id else None
-            index = int(actor.component.rpartition("_")[2])
-            self._events.append(CollectorUp(index, actor.capacity, pid))
+            self._events.append(self._up(actor))
         else:
             self._report(actor, "up")
+
+    def _up(self, actor: ActorRef) -> CollectorUp:
+        pid = actor.pid if actor.node_id == self._node_id else None
+        index = int(actor.component.rpartition("_")[2])
+        return CollectorUp(index, actor.capacity, pid, actor.is_wide)
 
     def _down(self, actor: ActorRef, reason: str, raised: OffbeatError | str | None = None) -> None:
         """Report that an actor of any role is gone, or what it ``raised`` while starting."""
@@ -590,9 +639,11 @@ class RayRuntime:
             self._down(actor, f"{text} and was killed")
 
     def _on_ping(self, actor: ActorRef, future: Future[Any]) -> None:
-        actor.is_polled = False
+        actor.is_polled, actor.answered_s = False, time.monotonic()
         actor.num_pings += 1
-        if not actor.is_gone and (error := future.exception()) is not None:
+        if (error := future.exception()) is None:
+            actor.worked_s = future.result()
+        elif not actor.is_gone:
             self._down(actor, how_it_ended(actor, error))
 
     def _did_not_start(self, actor: ActorRef) -> None:

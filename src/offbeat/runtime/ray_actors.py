@@ -30,13 +30,14 @@ from offbeat.roles import Evaluator
 from offbeat.runtime.adapting import make_collector
 from offbeat.runtime.base import describe, thread_stacks
 from offbeat.runtime.learning import LazyEvaluator, LearnerExecutor
-from offbeat.runtime.messages import Accept
+from offbeat.runtime.messages import Message
 from offbeat.runtime.ray_placement import Placement
-from offbeat.runtime.serve import CollectorServer, SyncTimeout, serve
+from offbeat.runtime.serve import CollectorServer, Report, SyncTimeout, serve
 from offbeat.runtime.shared import checksum, pack_object, unpack_object
 from offbeat.runtime.spec import Assignment, RunSpec, thread_limits
+from offbeat.runtime.supervision import seconds_since
 from offbeat.runtime.threads import QueueInbox
-from offbeat.types import Array, Batch, StateTree, Ticket
+from offbeat.types import Array, Batch, StateTree
 
 Outcome = tuple[list[Event], list[Any]]
 """Events of a job, and the weights that it made, if any, or a reference to them."""
@@ -91,13 +92,14 @@ class Started:
     error: OffbeatError | str | None
     pids: dict[str, int]
     capacity: int = 1
+    is_wide: bool = False
 
 
 class Actor:
     """Base of all actors: a start, a sign of life, and stacks."""
 
-    capacity = 1
-    """Number of tickets that it wants to hold, where it is a collector."""
+    capacity, is_wide = 1, False
+    """Number of tickets that it wants to hold, and if they can be cut, where it is a collector."""
 
     def __init__(self, env: ProcessEnv, payload: bytes) -> None:
         self._env = env
@@ -114,7 +116,7 @@ class Actor:
         self._payload = b""
         node_id = ray.get_runtime_context().get_node_id()
         pids = self.pids() if error is None else {}
-        return Started(os.getpid(), node_id, error, pids, self.capacity)
+        return Started(os.getpid(), node_id, error, pids, self.capacity, self.is_wide)
 
     def pids(self) -> dict[str, int]:
         """Processes on this machine that the role keeps beside this one."""
@@ -124,8 +126,9 @@ class Actor:
         """Make the role from what the driver sent."""
         raise NotImplementedError
 
-    def ping(self) -> None:
-        """A sign of life: answered beside whatever the role does."""
+    def ping(self) -> float | None:
+        """Answer beside whatever the role does: seconds that a collector's piece of work lasts already."""
+        return None
 
     def stack(self) -> str:
         """Return the stacks of this process's threads, without those of Ray."""
@@ -200,20 +203,20 @@ class WeightsReader:
 
 
 class CollectorActor(Actor):
-    """Answers tickets with segments: its collector works in one thread and takes tickets from another."""
+    """Turns messages into reports: its collector works in one thread and gets messages from another."""
 
     def __init__(self, env: ProcessEnv, payload: bytes) -> None:
         super().__init__(env, payload)
         self._inbox = QueueInbox()
-        self._answers: queue.SimpleQueue[tuple[bytes, Any]] = queue.SimpleQueue()
+        self._reports: queue.SimpleQueue[tuple[bytes, list[Any]]] = queue.SimpleQueue()
         self._sent: deque[Any] = deque()
 
     def make(self, payload: Assignment[Any]) -> None:
         """Make the collector from its saved state."""
         self._weights = WeightsReader(payload)
-        collector, index = make_collector(payload), payload.context.collector
-        self.capacity = collector.capacity
-        server = CollectorServer(index, collector, self._newest, self._post)
+        collector, index = make_collector(payload, wake=self._inbox.wake), payload.context.collector
+        server = CollectorServer(index, collector, self._newest, self._post, self._inbox.since)
+        self.capacity, self.is_wide = collector.capacity, server.wide is not None
 
         def run() -> None:
             try:
@@ -223,17 +226,28 @@ class CollectorActor(Actor):
 
         threading.Thread(target=run, name="collector", daemon=True).start()
 
-    def accept(self, ticket: Ticket, sent: Sequence[Any]) -> None:
-        """Hand a ticket to the collector, with weights that are newer than those before."""
+    def ping(self) -> float | None:
+        """Return how long the piece of work at hand lasts already."""
+        return seconds_since(self._inbox.since[0])
+
+    def tell(self, messages: Sequence[Message], sent: Sequence[Any]) -> None:
+        """Pass messages to the collector, with weights that are newer than those before, if there are any."""
         self._sent.extend(sent)
-        self._inbox.send(Accept(ticket))
+        for message in messages:
+            self._inbox.send(message)
+        if sent and not messages:
+            self._inbox.wake()
 
-    def collect(self) -> tuple[bytes, Any]:
-        """Return the event of the next segment without its data, and the data, which stays where it is.
+    def take(self) -> tuple[list[bytes], list[Any]]:
+        """Return the reports since the last call, waiting for one, and the data of their segments.
 
-        It waits for the collector; the driver limits how long that takes.
+        Data that is no part of a report stays where it is. The driver limits how long a report may take.
         """
-        return self._answers.get()
+        found = [self._reports.get()]
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self._reports.get_nowait())
+        return [packed for packed, _ in found], [one for _, data in found for one in data]
 
     def _newest(self, at_least: int) -> tuple[int, Any]:
         sent: Sequence[Any] = ()
@@ -241,15 +255,15 @@ class CollectorActor(Actor):
             sent = (self._sent.popleft(),)
         return self._weights.get(at_least, sent)
 
-    def _post(self, event: Event) -> None:
-        data = None
-        if isinstance(event, SegmentArrived):
-            segment = event.segment
+    def _post(self, report: Report) -> None:
+        data: list[Any] = []
+        if isinstance(report, SegmentArrived):
+            segment = report.segment
             num_bytes = _num_bytes(segment.data)
-            if num_bytes > _SMALL_BYTES:
-                data, segment = segment.data, replace(segment, data=None)
-            event = replace(event, segment=segment, num_bytes=num_bytes)
-        self._answers.put((bytes(cloudpickle.dumps(event)), data))
+            if num_bytes > _SMALL_BYTES or segment.data is None:
+                data, segment = [segment.data], replace(segment, data=None)
+            report = replace(report, segment=segment, num_bytes=num_bytes)
+        self._reports.put((bytes(cloudpickle.dumps(report)), data))
 
 
 def _num_bytes(data: Any) -> int:
@@ -272,8 +286,8 @@ class SegmentStoreActor(Actor):
     def make(self, payload: Any) -> None:
         """There is nothing to make."""
 
-    def put(self, key: int, references: Sequence[Any], timeout_s: float) -> str | None:
-        """Bring a segment's data here and keep it; say why when that does not work."""
+    def put(self, keys: Sequence[int], references: Sequence[Any], timeout_s: float) -> str | None:
+        """Bring the data of segments here and keep it; say why when that does not work."""
         try:
             data = ray.get(references[0], timeout=timeout_s)
         except ray.exceptions.GetTimeoutError:
@@ -281,7 +295,7 @@ class SegmentStoreActor(Actor):
         except ray.exceptions.RayError as error:
             return str(error).partition("\n")[0]
         with self._lock:
-            self._kept[key] = data
+            self._kept.update(zip(keys, data, strict=True))
         return None
 
     def get(self, keys: Sequence[int]) -> list[Any]:

@@ -26,7 +26,7 @@ STACK_WAIT_S = 1.0
 LIFE, CARRY, STORE, ACCEPT = "life", "carry", "store", "accept"
 """Concurrency groups: what an actor answers beside its work. To give is not to wait for what is carried.
 
-One thread accepts tickets, so that they keep their order.
+One thread passes messages on, so that they keep their order.
 """
 _GROUPS = {LIFE: 2, CARRY: 4, STORE: 2, ACCEPT: 1}
 _CLASSES: dict[type[Actor], Any] = {}
@@ -44,6 +44,8 @@ class Cluster:
 
     def __init__(self) -> None:
         self._is_ours = False
+        self.is_started = False
+        """True when this is a Ray of the run's own."""
 
     def open(self, config: RayConfig, num_cpus: int) -> None:
         """Use the Ray that is there, join ``config.address``, or start one with ``num_cpus`` or more."""
@@ -63,7 +65,7 @@ class Cluster:
                 own = f"a Ray of its own could not be started: {error}"
                 address = config.address
                 raise ConfigError(own if address is None else _no_ray_at(address, error)) from error
-        self._is_ours = True
+        self._is_ours, self.is_started = True, config.address is None
 
     def nodes(self) -> list[Node]:
         """The nodes that are alive, the driver's first; one that does not answer is not among them."""
@@ -79,7 +81,7 @@ class Cluster:
     def close(self) -> None:
         """Leave Ray, and end it if it was started here."""
         if self._is_ours:
-            self._is_ours = False
+            self._is_ours = self.is_started = False
             ray.shutdown()
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import copy
 import math
 from collections import deque
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 
 from offbeat.errors import LearnerLost
-from offbeat.pacing.events import SegmentArrived
+from offbeat.pacing.events import Event
+from offbeat.runtime.messages import Message
 from offbeat.runtime.ray_cluster import STORE, cause_of
 from offbeat.runtime.ray_placement import Placement
 from offbeat.runtime.supervision import Pulse
-from offbeat.types import RemoteData, Ticket
+from offbeat.types import RemoteData
 
 
 class RemoteSegmentData(RemoteData):
@@ -56,6 +56,7 @@ class ActorRef:
     is_up: bool = False
     is_gone: bool = False
     capacity: int = 1
+    is_wide: bool = False
     pid: int = 0
     node_id: str = ""
     pids: dict[str, int] = field(default_factory=dict)
@@ -64,6 +65,9 @@ class ActorRef:
     num_pings: int = 0
     polled_at_s: float = -math.inf
     is_polled: bool = False
+    worked_s: float | None = None
+    """How long its piece of work lasted, by its last answer, which came at `answered_s`."""
+    answered_s: float = -math.inf
 
     def ask(self, method: str, *args: Any, group: str | None = None, num_returns: int = 1) -> Any:
         """Call a method of the actor, beside its other work when a ``group`` is named."""
@@ -74,22 +78,28 @@ class ActorRef:
             self.methods[method] = getattr(self.handle, method).options(**options)
         return self.methods[method].remote(*args)
 
+    def working_s(self, now_s: float) -> float | None:
+        """Return how long its piece of work lasts already; one that does not answer is taken to be at it."""
+        if self.worked_s is not None:
+            return self.worked_s + now_s - self.answered_s
+        return now_s - self.polled_at_s if self.is_polled else None
+
     def __str__(self) -> str:
         return f"{self.name} (pid {self.pid} on {self.placement.node.name})" if self.pid else self.name
 
 
 @dataclass(slots=True, eq=False)
-class PendingSegment:
-    """A segment on its way to the learner's node."""
+class PendingReport:
+    """A report, and the key of its segment's data on the way to the learner's node, if it has some there."""
 
-    key: int
-    event: SegmentArrived
-    is_stored: bool = False
+    event: Event
+    key: int | None = None
+    is_stored: bool = True
 
 
 @dataclass(slots=True, eq=False)
 class CollectorRef:
-    """A collector's actor, what it was asked, and what comes from it.
+    """A collector's actor, what it was told, and what comes from it.
 
     As many tickets as it wants to hold are with the actor, and two at least, so that it need not wait for a
     round trip; the others wait here.
@@ -97,12 +107,12 @@ class CollectorRef:
 
     index: int
     actor: ActorRef
-    num_asked: int = 0
-    num_answered: int = 0
-    answers: dict[int, tuple[Any, Future[Any]]] = field(default_factory=dict)  # by place, not taken yet
+    held: set[int] = field(default_factory=set)
+    is_asked: bool = False
+    """It is to answer with its begun work."""
     weights_version: int = -1
-    waiting: deque[Ticket] = field(default_factory=deque)
-    arriving: deque[PendingSegment] = field(default_factory=deque)
+    waiting: deque[Message] = field(default_factory=deque)
+    arriving: deque[PendingReport] = field(default_factory=deque)
 
 
 def how_it_ended(actor: ActorRef, error: BaseException) -> str:
