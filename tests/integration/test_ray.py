@@ -514,6 +514,23 @@ def test_ray_of_its_own_ends_with_the_run(small_run: Run, tmp_path: Path) -> Non
     assert offbeat.digest(tmp_path / "own") == small_run({"runtime.kind": "inline"}).digest
 
 
+_JOINS = """
+from offbeat.pacing.events import CollectorUp
+from offbeat.runtime.spec import CollectorState
+from tests.integration.test_collectors import Pair, running, wait_for
+with running("ray", Pair, num_collectors=2) as runtime:
+    for index in range(2, 5):
+        runtime.start_collector(index, CollectorState())
+    print([up.collector for up in wait_for(runtime, CollectorUp, 3)])
+"""
+
+
+@pytest.mark.slow
+def test_ray_of_its_own_has_room_for_collectors_that_join() -> None:
+    done = python(_JOINS)
+    assert sorted(json.loads(done.stdout.splitlines()[-1])) == [2, 3, 4], done.stderr
+
+
 def test_address_without_ray_is_refused() -> None:
     code = (
         "from offbeat.runtime.ray_cluster import Cluster\nfrom offbeat.config.models import RayConfig\n"
