@@ -31,6 +31,7 @@ def test_at_zero_weights_are_those_of_other_runtimes(
         everywhere.test_a_run_whose_segments_mix_versions_is_repeated_bit_for_bit,
         everywhere.test_tools_groups_and_drops_are_repeated,
         everywhere.test_a_run_with_stragglers_that_are_cut_is_repeated,
+        everywhere.test_wide_collectors_that_join_and_leave_are_repeated,
     ],
 )
 def test_above_zero_on_ray(keeps: Callable[[str, Path], None], shared_ray: None, tmp_path: Path) -> None:
@@ -38,6 +39,15 @@ def test_above_zero_on_ray(keeps: Callable[[str, Path], None], shared_ray: None,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("keeps", [everywhere.check_killed_collector, everywhere.check_killed_run])
-def test_losses_on_ray(keeps: Callable[[str, Path], None], shared_ray: None, tmp_path: Path) -> None:
-    keeps("ray", tmp_path / "run")
+def test_all_tickets_of_a_killed_actor_are_issued_again_and_trained_once(
+    shared_ray: None, tmp_path: Path
+) -> None:
+    everywhere.check_killed_collector("ray", tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_killed_run_goes_on_with_every_ticket_and_what_was_begun(shared_ray: None, tmp_path: Path) -> None:
+    import ray
+
+    address = ray.get_runtime_context().gcs_address  # a Ray of its own would outlive the killed run
+    everywhere.check_killed_run("ray", tmp_path / "run", address)

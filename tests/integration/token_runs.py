@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat import Callback, PerWorker, Pipeline
-from offbeat.config.models import AsyncTrainingConfig, CheckpointConfig
+from offbeat.config.models import AsyncTrainingConfig, CheckpointConfig, RayConfig, RuntimeConfig
 from offbeat.config.settings import Settings
 from offbeat.pacing.events import (
     CollectorDown,
@@ -98,6 +98,7 @@ def pipeline(
     callbacks: tuple[Callback, ...] = (),
     dial: dict[str, Any] | None = None,
     checkpoint_every: int | None = None,
+    address: str | None = None,
     machine: type[TokenMachine] = TokenMachine,
     **options: Any,
 ) -> Pipeline:
@@ -113,6 +114,7 @@ def pipeline(
         callbacks=callbacks,
         settings=Settings(
             async_training=AsyncTrainingConfig(open_rounds=0, **(dial or {})),
+            runtime=RuntimeConfig(ray=RayConfig(address=address)),
             checkpoint=CheckpointConfig(interval_rounds=checkpoint_every, interval_s=None),
         ),
     )
@@ -155,5 +157,6 @@ class KillsItself(Log):
 
 
 if __name__ == "__main__":
-    kind, directory = sys.argv[1:]
-    run(pipeline(kind, run_dir=Path(directory), **KILLED), 100, KillsItself())  # type: ignore[arg-type]
+    kind, directory, *address = sys.argv[1:]
+    made = pipeline(kind, run_dir=Path(directory), address=next(iter(address), None), **KILLED)
+    run(made, 100, KillsItself())  # type: ignore[arg-type]
