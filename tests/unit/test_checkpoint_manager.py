@@ -1,4 +1,5 @@
 import errno
+import hashlib
 import json
 import os
 import resource
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
-from offbeat.checkpoint import CheckpointManager, digest, files
+from offbeat.checkpoint import CheckpointManager, digest, files, pack
 from offbeat.errors import CheckpointError
 
 
@@ -401,3 +403,126 @@ def test_a_writer_killed_at_any_step_leaves_a_whole_checkpoint(tmp_path: Path, v
         assert loaded.warnings == ()
         assert loaded.weights["w"].tolist() in ([0, 0, 0], [1, 1, 1])
         assert all(name.startswith("step_") for name in visible(directory))
+
+
+# ---------------------------------------------------------------- nothing saved twice
+
+
+def test_arrays_of_the_learner_that_are_weights_too_are_stored_once(tmp_path: Path) -> None:
+    big = np.arange(100_000, dtype=np.float32)
+    learner = {"net": {"w": big.copy(), "b": np.ones(3)}, "moments": [big + 1.0], "empty": np.zeros(0)}
+    weights = {"actor.w": big, "actor.b": np.ones(3), "log_std": np.zeros(2), "empty": np.zeros(0)}
+    manager = CheckpointManager(tmp_path)
+    path = manager.save(1, {"learner": learner, "other": {"w": big}}, weights)
+    sizes = {name: (path / f"{name}.safetensors").stat().st_size for name in ("weights", "learner", "other")}
+    assert big.nbytes < sizes["learner"] < big.nbytes + 500, "its moments alone"
+    assert sizes["other"] > big.nbytes
+    saved = manager.load()
+    assert digest(pack(saved.parts["learner"])[1]) == digest(pack(learner)[1])
+    assert digest(saved.weights) == digest(weights)
+    saved.parts["learner"]["net"]["w"][:] = 0.0
+    assert saved.weights["actor.w"][1] == 1.0, "what is stored once is loaded twice"
+
+
+def test_weights_that_are_tensors_are_shared_too(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Linear(64, 64).to(torch.bfloat16)
+    learner = {"net": dict(net.state_dict()), "step": 3}
+    path = CheckpointManager(tmp_path).save(1, {"learner": learner}, dict(net.state_dict()))
+    assert (path / "learner.safetensors").stat().st_size < 200
+    saved = CheckpointManager(tmp_path).load()
+    for found in (saved.parts["learner"]["net"], saved.weights):
+        assert all(torch.equal(found[name], tensor) for name, tensor in net.state_dict().items())
+
+
+def test_arrays_that_differ_in_a_sign_a_bit_or_their_dtype_are_not_shared(tmp_path: Path) -> None:
+    zeros = np.zeros(5000)
+    last = zeros.copy()
+    last[-1] = -0.0
+    learner = {
+        "zeros": -zeros,
+        "last": last,
+        "ints": np.zeros(5000, np.int64),
+        "shape": zeros.reshape(2, 2500),
+    }
+    path = CheckpointManager(tmp_path).save(1, {"learner": learner}, {"w": zeros})
+    assert (path / "learner.safetensors").stat().st_size > 4 * zeros.nbytes
+    assert digest(pack(CheckpointManager(tmp_path).load().parts["learner"])[1]) == digest(pack(learner)[1])
+
+
+def test_checkpoints_of_format_1_are_loaded_and_newer_ones_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = CheckpointManager(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("offbeat.checkpoint.manager.FORMAT", 1)
+        patch.setattr("offbeat.checkpoint.manager._in_both", lambda arrays, shared: ())
+        assert '"format": 1' in (save(manager, 1) / "manifest.json").read_text()
+    assert manager.load().parts["learner"]["params"]["actor.bias"].tolist() == [1, 2, 3]
+    manager.set_score(1, 5.0)
+    assert manager.load().score == 5.0
+    with monkeypatch.context() as patch:
+        patch.setattr("offbeat.checkpoint.manager.FORMAT", 3)
+        patch.setattr("offbeat.checkpoint.manager._READABLE", (1, 2, 3))
+        save(manager, 2)
+    loaded = manager.load()
+    assert loaded.version == 1
+    assert "it has format 3, this offbeat reads formats up to 2" in loaded.warnings[0]
+
+
+@pytest.mark.parametrize(
+    "body", [[], {}, [{"a0": "no such"}, {"dict": []}], [[1], None], [{"a0": []}, None], [{}]]
+)
+def test_forged_references_to_the_weights_are_refused(tmp_path: Path, body: object) -> None:
+    manager = CheckpointManager(tmp_path)
+    path = save(manager, 1)
+    (path / "learner.json").write_text(json.dumps({"shared": body}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("offbeat.checkpoint.manager._verify", lambda path, size, sha: None)
+        with pytest.raises(CheckpointError):
+            manager.load(1)
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_files_are_those_that_safetensors_writes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {
+        "b": rng.normal(size=(3, 5)).astype(np.float32),
+        "ä": np.array(True),
+        "a": np.arange(7, dtype=np.uint16),
+        "half": np.ones(3, np.float16),
+        "none": np.zeros((0, 2), np.int64),
+        'q"': np.arange(3, dtype=np.int8),
+    }
+    listed: dict[str, tuple[int, str]] = {}
+    files.write_arrays(tmp_path / "x.safetensors", arrays, listed)
+    loaded = safetensors.numpy.load_file(tmp_path / "x.safetensors")
+    assert digest(loaded) == digest(arrays)
+    data = (tmp_path / "x.safetensors").read_bytes()
+    assert listed == {"x.safetensors": (len(data), hashlib.sha256(data).hexdigest())}
+    same = {name: array for name, array in arrays.items() if array.dtype == np.float32}
+    files.write_arrays(tmp_path / "y.safetensors", same)
+    assert (tmp_path / "y.safetensors").read_bytes() == safetensors.numpy.save(same)
+
+
+def test_files_are_hashed_in_pieces_as_they_are_written(tmp_path: Path) -> None:
+    big = np.random.default_rng(0).integers(0, 255, 20_000_001, np.uint8)
+    manager = CheckpointManager(tmp_path)
+    path = manager.save(1, {"learner": {"w": big}}, {"w": big, "a": big[::2], "x": np.ones(2, np.float64)})
+    listed = json.loads((path / "manifest.json").read_text())["files"]
+    assert {name: entry["sha256"] for name, entry in listed.items()} == {
+        name: files.sha256(path / name) for name in listed
+    }
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert manifest["weights_digest"] == digest({"w": big, "a": big[::2], "x": np.ones(2)})
+
+
+def test_abandoned_write_leaves_nothing_and_the_older_one(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    save(manager, 1)
+    manager.abandon()
+    with pytest.raises(CheckpointError, match="given up"):
+        save(manager, 2)
+    assert visible(tmp_path) == ["step_00000001"]

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from offbeat.checkpoint import tensors
+from offbeat.checkpoint import files, tensors
 from offbeat.errors import CheckpointError, ConfigError
 from offbeat.types import Array, StateTree
 
@@ -101,18 +101,37 @@ def plain_array(value: Array, path: str) -> Array:
     return np.asarray(value, dtype=dtype, order="C")
 
 
+class Digest:
+    """SHA-256 over names, dtypes, shapes and bytes of arrays that come in the order of their names."""
+
+    def __init__(self) -> None:
+        self._total = hashlib.sha256()
+
+    def begin(self, name: str, array: Array) -> None:
+        """Begin an array."""
+        head = f"{name!r} {array.dtype.str} {array.shape}\n".encode()
+        self._total.update(struct.pack("<QQ", len(head), array.nbytes))
+        self._total.update(head)
+
+    def update(self, data: memoryview) -> None:
+        """Take the next bytes of it."""
+        self._total.update(data)
+
+    def hexdigest(self) -> str:
+        """Return the digest of what came so far."""
+        return self._total.hexdigest()
+
+
 def digest(weights: Mapping[str, Array]) -> str:
     """SHA-256 (hex) over names, dtypes, shapes and bytes: equal exactly when the weights are bit-identical.
 
     Does not depend on the order of the names, on memory layout or on any file format.
     """
-    total = hashlib.sha256()
+    total = Digest()
     for name in sorted(weights):
         array = plain_array(weights[name], f"weights[{name!r}]")
-        head = f"{name!r} {array.dtype.str} {array.shape}\n".encode()
-        total.update(struct.pack("<QQ", len(head), array.nbytes))
-        total.update(head)
-        total.update(array.tobytes())
+        total.begin(name, array)
+        total.update(files.as_bytes(array))
     return total.hexdigest()
 
 

@@ -6,6 +6,9 @@
       manifest.json           written last: version, score, size and SHA-256 of every other file
       weights.safetensors     the policy's weights alone; weights.json unless they are named numpy arrays
       learner.json + learner.safetensors, coordinator.json + …    one pair per part
+
+Arrays of the learner that are in ``weights.safetensors`` too lie only there, and ``learner.json`` says which:
+``{"shared": [{"a3": "actor.0.weight"}, …]}``. Format 1 held them twice.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +28,14 @@ from typing import Any
 import numpy as np
 
 from offbeat.checkpoint import files
-from offbeat.checkpoint.codec import digest, pack, plain_array, unpack
+from offbeat.checkpoint.codec import Digest, digest, fitting, pack, plain_array, unpack
 from offbeat.errors import CheckpointError, RunNotFound
 from offbeat.reading import DESCRIPTION_BYTES, STATE_BYTES, parse_json, read_file
 from offbeat.types import Array, StateTree
 
-FORMAT = 1
+FORMAT = 2
+_READABLE = (1, 2)
+_SHARED, _SHARING = "shared", "learner"
 _MANIFEST, _WEIGHTS = "manifest.json", "weights.safetensors"
 _STEP = re.compile(r"step_(\d{8,})")
 _TEMPORARY = re.compile(r"\.(writing|aside|retired)-(\d+)-(step_\d{8,})")
@@ -98,6 +103,7 @@ class CheckpointManager:
             )
         self._keep = keep
         self._keep_best = keep_best
+        self._is_abandoned = False
         self._clear_leftovers(mine=False)
 
     # ------------------------------------------------------------ looking
@@ -138,6 +144,7 @@ class CheckpointManager:
             self._clear_leftovers(mine=True)
             temporary.mkdir()
             self._write(temporary, version, parts, weights, score)
+            self._go_on()
             self._move_into_place(temporary, version)
         except OSError as error:
             files.remove_tree(temporary)
@@ -147,6 +154,14 @@ class CheckpointManager:
             raise
         self._retire(version)
         return self.path(version)
+
+    def abandon(self) -> None:
+        """Have a write under way end without a checkpoint, from another thread; none can follow."""
+        self._is_abandoned = True
+
+    def _go_on(self) -> None:
+        if self._is_abandoned:
+            raise CheckpointError("it was given up because the run ended")
 
     def set_score(self, version: int, score: float | None) -> bool:
         """Give a checkpoint the score that its evaluation found; False when it is not (any more) there."""
@@ -176,23 +191,35 @@ class CheckpointManager:
         weights: StateTree,
         score: float | None,
     ) -> None:
+        listed: files.Listed = {}
+        shared, fingerprint = self._write_weights(directory, weights, listed)
         for name, tree in parts.items():
             if not _PART.fullmatch(name) or name in ("weights", "manifest"):
                 raise CheckpointError(f"{name!r} cannot name a part of a checkpoint; use lower-case letters")
-            _write_part(directory, name, tree)
-        if _are_named_arrays(weights):
-            packed = _plain_weights(weights)
-            files.write_arrays(directory / _WEIGHTS, packed)
-        else:
-            packed = _write_part(directory, "weights", weights)
-        listed = {
-            path.name: (path.stat().st_size, files.sha256(path)) for path in sorted(directory.iterdir())
-        }
-        fingerprint = digest(packed)
+            skeleton, arrays = pack(tree, root=name)
+            if name == _SHARING and (found := dict(_in_both(arrays, shared))):
+                skeleton = {_SHARED: [found, skeleton]}
+                arrays = {key: array for key, array in arrays.items() if key not in found}
+            _write_skeleton(directory, name, skeleton, listed)
+            files.write_arrays(directory / f"{name}.safetensors", arrays, listed, None, self._go_on)
         kept_score = self._score_of(version, fingerprint) if score is None else score
-        manifest = _Manifest(version, _finite(kept_score), fingerprint, listed)
+        manifest = _Manifest(version, _finite(kept_score), fingerprint, dict(sorted(listed.items())))
         files.write_bytes(directory / _MANIFEST, manifest.to_bytes())
         files.sync(directory)
+
+    def _write_weights(
+        self, directory: Path, weights: StateTree, listed: files.Listed
+    ) -> tuple[dict[str, Array], str]:
+        """Write the weights; return them as arrays by name, and their digest."""
+        if _are_named_arrays(weights):
+            packed = _plain_weights(weights)
+        else:
+            skeleton, packed = pack(weights, root="weights")
+            _write_skeleton(directory, "weights", skeleton, listed)
+        are_in_order = files.order(packed) == sorted(packed)
+        total = Digest() if are_in_order else None
+        files.write_arrays(directory / _WEIGHTS, packed, listed, total, self._go_on)
+        return packed, digest(packed) if total is None else total.hexdigest()
 
     def _score_of(self, version: int, fingerprint: str) -> float | None:
         """The score already found for these very weights, when the version is saved a second time."""
@@ -304,10 +331,10 @@ class CheckpointManager:
         try:
             for name, (size, sha) in manifest.files.items():
                 _verify(directory / name, size, sha)
+            named = files.read_arrays(directory / _WEIGHTS)
             names = [name.removesuffix(".json") for name in manifest.files if name.endswith(".json")]
-            parts = _Parts({name: _read_part(directory, name) for name in names})
-            are_packed = "weights" in parts
-            weights = parts.pop("weights") if are_packed else files.read_arrays(directory / _WEIGHTS)
+            parts = _Parts({name: _read_part(directory, name, named) for name in names})
+            weights = parts.pop("weights", named)
         except OSError as error:
             raise CheckpointError(f"it cannot be read ({error})") from error
         return LoadedCheckpoint(version, parts, weights, directory, manifest.score, warnings)
@@ -378,8 +405,9 @@ def _read_manifest(directory: Path) -> _Manifest:
         seal = body.pop("sha256")
         if seal != _seal(body):
             raise CheckpointError(f"{_MANIFEST} was altered after it was written")
-        if body["format"] != FORMAT:
-            raise CheckpointError(f"it has format {body['format']!r:.20}, this offbeat reads format {FORMAT}")
+        if body["format"] not in _READABLE:
+            text = f"it has format {body['format']!r:.20}, this offbeat reads formats up to {FORMAT}"
+            raise CheckpointError(f"{text}: use the one that wrote it")
         manifest = _manifest_of(body)
     except FileNotFoundError as error:
         raise CheckpointError(f"{_MANIFEST} is missing, so it was never finished") from error
@@ -418,16 +446,33 @@ def _verify(path: Path, size: int, sha: str) -> None:
         raise CheckpointError(f"{path.name} has the right size but other content than was written")
 
 
-def _write_part(directory: Path, name: str, tree: StateTree) -> dict[str, Array]:
-    skeleton, arrays = pack(tree, root=name)
-    files.write_arrays(directory / f"{name}.safetensors", arrays)
-    files.write_bytes(directory / f"{name}.json", json.dumps(skeleton, allow_nan=False).encode())
-    return arrays
+def _write_skeleton(directory: Path, name: str, skeleton: Any, listed: files.Listed) -> None:
+    files.write_bytes(directory / f"{name}.json", json.dumps(skeleton, allow_nan=False).encode(), listed)
 
 
-def _read_part(directory: Path, name: str) -> StateTree:
+def _in_both(arrays: Mapping[str, Array], shared: Mapping[str, Array]) -> Iterator[tuple[str, str]]:
+    """Yield the names of arrays that are the same in both, bit by bit."""
+    alike: dict[Any, list[str]] = {}
+    for name, array in shared.items():
+        alike.setdefault((array.dtype, array.shape), []).append(name)
+    for name, array in arrays.items():
+        for other in alike.get((array.dtype, array.shape), ()) if array.size else ():
+            if files.are_equal(array, shared[other]):
+                yield name, other
+                break
+
+
+def _read_part(directory: Path, name: str, weights: Mapping[str, Array]) -> StateTree:
     try:
         skeleton = parse_json(read_file(directory / f"{name}.json", STATE_BYTES))
     except ValueError as error:  # right when it was verified a moment ago: the disk itself is failing
         raise CheckpointError(f"{name}.json is not JSON ({type(error).__name__}: {error})") from error
-    return unpack(skeleton, files.read_arrays(directory / f"{name}.safetensors"))
+    if name == "weights":
+        return unpack(skeleton, weights)
+    arrays = files.read_arrays(directory / f"{name}.safetensors")
+    if name == _SHARING and isinstance(skeleton, dict) and _SHARED in skeleton:
+        with fitting("what it shares with the weights"):
+            shared, skeleton = skeleton[_SHARED]
+            # Copies: whoever loads the learner may write to them.
+            arrays |= {key: weights[other].copy() for key, other in shared.items()}
+    return unpack(skeleton, arrays)
