@@ -258,10 +258,10 @@ def test_full_disk_costs_the_checkpoint_and_not_the_run(small_run: Run, monkeypa
 
     write_bytes = files.write_bytes
 
-    def full(path: Path, data: bytes) -> None:
+    def full(path: Path, data: bytes, *listed: Any) -> None:
         if "checkpoints" in path.parts:
             raise OSError(28, "No space left on device")
-        write_bytes(path, data)
+        write_bytes(path, data, *listed)
 
     monkeypatch.setattr(files, "write_bytes", full)
     result = small_run({"runtime.kind": "inline"}, callbacks=[Keep()])

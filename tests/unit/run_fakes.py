@@ -61,7 +61,14 @@ class FakeRuntime:
     ``suspended_s`` more: the machine is suspended.
     """
 
-    def __init__(self, clock: Clock, silent: Sequence[str] = (), replaces_collectors: bool = True) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        silent: Sequence[str] = (),
+        replaces_collectors: bool = True,
+        takes_turns: bool = True,
+    ) -> None:
+        self.takes_turns = takes_turns
         self.replaces_collectors = replaces_collectors
         self.clock = clock
         self.silent = set(silent)
@@ -188,6 +195,7 @@ class FakeRun:
         requests: deque[Request] | None = None,
         clock: Clock | None = None,
         replaces_collectors: bool = True,
+        takes_turns: bool = True,
         **pace: Any,
     ) -> None:
         limits = limits or {}
@@ -199,7 +207,7 @@ class FakeRun:
             observe=ObserveConfig(**{**_QUIET, **limits.get("observe", {})}),
         )
         self.clock = Clock() if clock is None else clock
-        self.runtime = FakeRuntime(self.clock, silent, replaces_collectors)
+        self.runtime = FakeRuntime(self.clock, silent, replaces_collectors, takes_turns)
         self.requests: deque[Request] = deque() if requests is None else requests
         self.directory = directory
         unused = PerWorker(_no_role)

@@ -4,6 +4,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from offbeat.pacing.events import (
     SegmentArrived,
     SegmentDropped,
     Signals,
+    SnapshotTaken,
     TrainStarted,
 )
 from offbeat.pacing.ledger import Counts
@@ -352,7 +354,14 @@ def test_episodes_count_in_the_order_of_training_not_of_arrival() -> None:
     assert means == [2.0, 2.0]
 
 
-@pytest.mark.parametrize("pause", [EvalDone(0, {"eval/return_mean": 1.0}, 90.0), Saved(0, None, 90.0)])  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "pause",
+    [
+        EvalDone(0, {"eval/return_mean": 1.0}, 90.0),
+        Saved(0, Path("x"), 99.0, paused_s=90.0),
+        SnapshotTaken({}, {}, 90.0),
+    ],
+)
 def test_pauses_are_nobodys_idleness(pause: Event) -> None:
     run = Run()
     run.issue(0, 0.0)
@@ -365,10 +374,11 @@ def test_pauses_are_nobodys_idleness(pause: Event) -> None:
     assert metrics["time/round_s"] == 100.0
 
 
-def test_an_evaluation_beside_the_training_is_no_pause() -> None:
+def test_what_goes_on_beside_the_training_is_no_pause() -> None:
     run = Run(pauses_for_eval=False)
     run.issue(0, 0.0)
     run.tell(EvalDone(0, {"eval/return_mean": 1.0}, 90.0), 95.0)
+    run.tell(Saved(0, Path("x"), 90.0), 95.0)
     run.train(95.0, 100.0)
     assert run.signals.round_s == pytest.approx(100.0)
 

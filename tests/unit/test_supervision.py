@@ -134,15 +134,15 @@ def test_snapshots_do_not_change_with_a_learner_that_trains_in_place(
 
 
 def test_snapshots_copy_a_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    copies: list[bool] = []
-    to = torch.Tensor.to
+    copies: list[int] = []
+    copy_ = torch.Tensor.copy_
 
-    def counted(tensor: torch.Tensor, *args: Any, copy: bool) -> torch.Tensor:
-        copies.append(copy)
-        return to(tensor, *args, copy=copy)
+    def counted(target: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        copies.append(tensor.numel())
+        return copy_(target, tensor)
 
-    monkeypatch.setattr(torch.Tensor, "to", counted)
+    monkeypatch.setattr(torch.Tensor, "copy_", counted)
     tensor = torch.zeros(2)
     copied = on_cpu({"w": tensor}, copy=True)["w"]
     tensor += 1
-    assert copied.tolist() == [0, 0] and copies == [True]
+    assert copied.tolist() == [0, 0] and copies == [2]

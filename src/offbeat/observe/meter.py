@@ -33,6 +33,7 @@ from offbeat.pacing.events import (
     SegmentArrived,
     SegmentDropped,
     Signals,
+    SnapshotTaken,
     TrainStarted,
 )
 from offbeat.reading import numbers
@@ -154,6 +155,7 @@ class Meter:
             Published: self._published,
             PublishFailed: self._publish_failed,
             EvalDone: self._evaluated,
+            SnapshotTaken: self._snapshot_taken,
             Saved: self._saved,
         }
 
@@ -330,8 +332,15 @@ class Meter:
         self._totals.eval_skipped += max(0, skipped - self._eval_skipped_before)
         self._eval_skipped_before = skipped
 
+    def pause(self, seconds: float) -> None:
+        """Count time in which rounds stood still for a checkpoint."""
+        self._window.paused_s += seconds
+
+    def _snapshot_taken(self, event: SnapshotTaken, now_s: float) -> None:
+        self.pause(event.seconds)
+
     def _saved(self, event: Saved, now_s: float) -> None:
-        self._window.paused_s += event.seconds
+        self.pause(event.paused_s)
 
     # ------------------------------------------------------------ results
 

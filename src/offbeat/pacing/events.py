@@ -195,10 +195,14 @@ class PublishFailed:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTaken:
-    """A copy of the learner at this point of the training, which later rounds do not touch."""
+    """A copy of the learner at this point of the training, which later rounds do not touch.
+
+    Taking it took ``seconds``, for which rounds stood still. The next one may be in the same memory.
+    """
 
     state: StateTree
     weights: Any
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,12 +227,16 @@ class EvalDone:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint of ``version`` is on the disk; saving took ``seconds``."""
+    """A checkpoint of ``version`` is on the disk; writing took ``seconds``.
+
+    Rounds stood still for ``paused_s`` of them, where nothing is written beside training.
+    """
 
     version: int
     path: Path
     seconds: float
     score: float | None = None
+    paused_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

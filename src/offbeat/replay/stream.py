@@ -54,8 +54,7 @@ def _is_arrays(data: Any) -> bool:
 def _to_tree(segment: Segment) -> dict[str, StateTree]:
     return {
         "ticket": list(segment.ticket.as_row()),
-        # Copies: a segment's memory is used again once it was trained.
-        "data": {name: value.copy() for name, value in segment.data.items()},
+        "data": segment.data,
         "versions": segment.versions,
         "units": dict(segment.units),
         "episodes": {"returns": list(segment.episodes.returns), "lengths": list(segment.episodes.lengths)},

@@ -69,6 +69,7 @@ from offbeat.run.saving import Saving
 from offbeat.run.waits import Wait, Waits, describe_stall
 from offbeat.run.writing import Parts, Writer
 from offbeat.runtime.base import Runtime
+from offbeat.runtime.copies import Copies
 from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.runtime.supervision import LossWatch
 from offbeat.seeding import derive_seed
@@ -76,6 +77,8 @@ from offbeat.types import Batch, Metrics, StateTree
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.25
+_WRITING_POLL_S = 0.01
+_AT_ONCE_S = 0.5
 _AFTER_FINISH = (SnapshotTaken, OpenWork, LearnerDown, Broken)
 
 
@@ -140,7 +143,7 @@ class Driver:
             checkpoints = CheckpointManager(spec.directory / "checkpoints", *keeps)
         self.begun = BegunWork(self.collectors.rows, spec.saves)
         self.saving = Saving(
-            Writer(checkpoints, clock),
+            Writer(checkpoints, clock, beside=not runtime.takes_turns),
             self.begun,
             self.collectors.rows,
             pace,
@@ -162,6 +165,7 @@ class Driver:
         self._runtime = runtime
         self._requests = requests
         self._store = StreamStore()
+        self._copies = Copies()
         self._handlers: dict[type, list[Callable[[Any, float], None]]] = {}
         self._closing = contextlib.ExitStack()
         self._flushes: list[Callable[[], None]] = []
@@ -283,17 +287,20 @@ class Driver:
         self.meter.max_staleness = operator.index(parts["recorder"]["max_staleness"])
 
     def _capture(self) -> Parts:
-        """Return all parts of a checkpoint but the learner, as they are now."""
+        """Return all parts of a checkpoint but the learner, as they are now; no round begins meanwhile."""
+        began_s = self.clock()
         recorder: dict[str, StateTree] = {"max_staleness": self.meter.max_staleness}
         for state in self._states:
             recorder |= state()
-        return {
+        parts = {
             "coordinator": self.pace.state_dict(),
             "collectors": {**self.collectors.state_dict(), "rollbacks": self.pace.rollbacks},
-            "store": self._store.state_dict(),
+            "store": self._copies.copy(self._store.state_dict()),  # trained segments are written over
             "meter": self.meter.state_dict(),
             "recorder": recorder,
         }
+        self.meter.pause(self.clock() - began_s)
+        return parts
 
     def close(self, error: BaseException | None, restarting: Restarting | None = None) -> None:
         """End everything that was started, and emit how the run ended or that it is restarted."""
@@ -309,12 +316,18 @@ class Driver:
             self._emit_end(error, restarting)  # first: nobody waits long for the rest
             self._has_started = False
             self._runtime.close(at_once=True)
+            self.saving.writer.settle(_AT_ONCE_S)
             return
         try:
             self._runtime.close()
         finally:
             if self._has_started:
+                self.settle()
                 self._emit_end(error, restarting)
+
+    def settle(self) -> None:
+        """Wait until the newest checkpoint is on the disk: the run ends, or goes back to it."""
+        self.saving.settle(self.spec.settings.runtime.train_timeout_s)
 
     def _emit_end(self, error: BaseException | None, restarting: Restarting | None) -> None:
         try:
@@ -340,7 +353,8 @@ class Driver:
     def step(self, at_most_s: float = _POLL_S) -> None:
         """Wait for events, apply and emit each, decide once, perform, and check the waits."""
         polled_s = self._extend_if_suspended(self._left_s)
-        until_s = min(polled_s + min(at_most_s, self.poll_s), self._wake_s, self.waits.next_s())
+        poll_s = _WRITING_POLL_S if "write" in self.waits else self.poll_s
+        until_s = min(polled_s + min(at_most_s, poll_s), self._wake_s, self.waits.next_s())
         timeout_s = 0.0 if self._requests else max(0.0, until_s - polled_s)
         events = self._runtime.wait(timeout_s)
         self._left_s = self._extend_if_suspended(polled_s + timeout_s)  # what this step takes counts, too
@@ -361,6 +375,9 @@ class Driver:
             wake_s = self.pace.wake_at_s(now_s)
             self._wake_s = math.inf if wake_s is None else wake_s
             self._perform(actions)
+        self.saving.poll()
+        if self.finish is not None:
+            self._await_writer()
         if not self.finished:
             for wait in self.waits.expired(polled_s):
                 wait.expire()
@@ -531,6 +548,7 @@ class Driver:
                 case Evaluate(version):
                     self._evaluate(version)
                 case Checkpoint(version):
+                    self.meter.pause(self.saving.writer.await_soon())
                     self.saving.begin(version)
                 case Renew(collector, incarnation):
                     self.collectors.extend(collector + 1)
@@ -565,6 +583,17 @@ class Driver:
     def _take_snapshot(self, version: int) -> None:
         self._await_learner("snapshot", f"checkpoint {version}", "saving")
         self._runtime.snapshot()
+
+    def _await_writer(self) -> None:
+        """Limit the time that the end of the run waits for the disk; nothing else does."""
+        if not self.saving.writer.is_busy:
+            self.waits.end("write")
+        elif "write" not in self.waits:
+            limit_s = self.spec.settings.runtime.train_timeout_s
+            headline = f"the last checkpoint was not written in {limit_s:g} s (train_timeout_s)"
+            row = ("write", "the end of the run", "the disk", limit_s, "runtime.train_timeout_s")
+            expire = partial(self._stall, headline, explain=False)
+            self.waits.begin(Wait(*row, expire, "saving"), self.clock())
 
     def _end(self, action: Finish) -> None:
         self.finish = action

@@ -217,6 +217,7 @@ class OpenRun:
             do()
         except (LearnerLost, TrainError) as error:
             driver = self.driver
+            driver.settle()
             found = self._policy.restart_point(error, driver)
             if found is None:
                 raise

@@ -116,8 +116,12 @@ class Saving:
 
     @property
     def is_pending(self) -> bool:
-        """True while a checkpoint, or a snapshot of the learner alone, is not there yet."""
-        return self._at_hand is not None or self._last is not None
+        """True while a checkpoint is not on the disk, or a snapshot of the learner not there."""
+        return self._is_taking or self._last is not None or self.writer.is_busy
+
+    @property
+    def _is_taking(self) -> bool:
+        return self._at_hand is not None or self.writer.is_writing
 
     def digest(self) -> str | None:
         """Return the digest of the newest snapshot; None for a learner without a state that can be saved."""
@@ -136,7 +140,8 @@ class Saving:
         With ``whole`` false only the learner's snapshot is wanted. One that comes due while another one is at
         hand is skipped; the last one of the run waits.
         """
-        if self._at_hand is None:
+        self.poll()
+        if not self._is_taking:
             self._begin(version, whole)
         elif self._pace.is_ending:
             self.requested, self._last = version, (version, whole)
@@ -213,11 +218,25 @@ class Saving:
             parts = {"learner": snapshot.state, **at_hand.parts, **({"work": work} if work else {})}
             self._tell_all(self.writer.write(at_hand.version, parts, snapshot.weights))
             self._name_silent(at_hand)
-        if self._last is not None:
+
+    def poll(self) -> None:
+        """Tell what was written meanwhile; begin what waited for that."""
+        self._tell_all(self.writer.poll())
+        if self._last is not None and not self._is_taking:
             (version, whole), self._last = self._last, None
             self._begin(version, whole)
             if self._at_hand is None:  # it failed: the report needs the snapshot all the same
                 self._begin(version, whole=False)
+
+    def settle(self, limit_s: float) -> None:
+        """Wait until what is being written is on the disk, before the run ends or goes back to it."""
+        if not self.writer.settle(limit_s):
+            text = f"a checkpoint was given up: it was not written within {limit_s:g} s"
+            self._tell(Notice(text, is_warning=True))
+        try:
+            self._tell_all(self.writer.poll())
+        except Exception as error:  # the run ends for another reason
+            self._tell(Notice(f"a checkpoint could not be written: {error!r}", is_warning=True))
 
     def _name_silent(self, at_hand: _Checkpoint) -> None:
         silent = at_hand.awaited | at_hand.lost

@@ -27,6 +27,8 @@ class Runtime(Protocol):
 
     replaces_collectors: bool
     """True where `kill_collector` ends a collector and not the run."""
+    takes_turns: bool
+    """True where everything happens in the driver's thread, one thing after the other: saving, too."""
 
     def start(
         self, spec: RunSpec, collectors: Mapping[int, CollectorState], learner_state: StateTree | None

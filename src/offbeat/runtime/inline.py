@@ -20,6 +20,8 @@ from offbeat.types import Piece, StateTree, Ticket
 class InlineRuntime(LocalRuntime):
     """Carries out each action at once. Segments travel by reference."""
 
+    takes_turns = True
+
     def __init__(self) -> None:
         super().__init__()
         self._events: deque[Event] = deque()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import sys
 import threading
 import traceback
 from abc import ABC, abstractmethod
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
 from typing import Any
-
-import numpy as np
 
 from offbeat.errors import OffbeatError, TrainError
 from offbeat.pacing.events import (
@@ -31,6 +29,7 @@ from offbeat.pacing.events import (
 from offbeat.roles import Evaluator, Learner, published, state_of
 from offbeat.runtime.base import ManyRanks, Post, close_learner, describe, keep_progress, thread_stacks
 from offbeat.runtime.checksum import weights_checksum
+from offbeat.runtime.copies import CONTAINERS, Copies
 from offbeat.runtime.spec import Assignment, RunSpec
 from offbeat.types import Batch, StateTree
 
@@ -43,7 +42,8 @@ _UNKNOWN = (
 class LearnerExecutor:
     """Carries out the learner's jobs and posts what came of them. Not thread-safe: one caller.
 
-    ``by_reference``: collectors get the very objects that the learner publishes.
+    ``by_reference``: collectors get the very objects that the learner publishes. ``copies`` keeps the memory
+    of snapshots, of which one at a time is in use; None: each has its own.
     """
 
     def __init__(
@@ -53,7 +53,9 @@ class LearnerExecutor:
         post: Post,
         *,
         by_reference: bool = False,
+        copies: Copies | None = None,
     ):
+        self._copies = copies
         self.progress: dict[str, str] = {}
         self._by_reference = by_reference
         self._degree = 0
@@ -126,15 +128,22 @@ class LearnerExecutor:
             "{name: value.copy() for ...}, of torch tensors {name: value.detach().clone() for ...}"
         )
 
+    def prepare(self) -> None:
+        """Copy the learner once before it trains: memory is fresh then, and no round waits for it."""
+        with contextlib.suppress(Exception):  # a snapshot says what is wrong, with its state or its weights
+            if self._copies is not None and (state := state_of(self._learner)) is not None:
+                self._copies.copy((state, self._learner.weights()))
+
     def snapshot(self) -> None:
         """Copy everything the learner is, at this point of the training."""
+        started_s = perf_counter()
         try:
-            state, weights = state_of(self._learner), self._learner.weights()
-            snapshot = SnapshotTaken(on_cpu(state, copy=True), on_cpu(weights, copy=True))
+            live = state_of(self._learner), self._learner.weights()
+            state, weights = (self._copies or Copies()).copy(live)
         except Exception:
             self._post(Broken(TrainError(f"the learner could not give its state:\n{_trace()}")))
         else:
-            self._post(snapshot)
+            self._post(SnapshotTaken(state, weights, perf_counter() - started_s))
 
     def send_weights(self, send: Callable[[Any], None]) -> None:
         """Pass a snapshot of the weights to ``send``, at this point of the training."""
@@ -198,6 +207,12 @@ class JobThread:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def drain(self, timeout_s: float) -> bool:
+        """Wait for all jobs in the line; return True if they were done in time."""
+        done = threading.Event()
+        self._jobs.put(done.set)
+        return done.wait(timeout_s)
+
     def _loop(self) -> None:
         while (job := self._jobs.get()) is not None and not self._closing:
             try:
@@ -212,6 +227,7 @@ class LocalRuntime(ABC):
     """Base of the runtimes whose learner lives in the driver's process."""
 
     replaces_collectors = True
+    takes_turns = False
 
     _shares_weights = True
     """Collectors get the weights by reference."""
@@ -230,10 +246,14 @@ class LocalRuntime(ABC):
         """Report an event, from any thread."""
 
     def _make_learner(self, state: StateTree | None) -> None:
-        learner = self._spec.make_learner(state)
         self._executor = LearnerExecutor(
-            learner, self._send_weights, self._post, by_reference=self._shares_weights
+            self._spec.make_learner(state),
+            self._send_weights,
+            self._post,
+            by_reference=self._shares_weights,
+            copies=Copies() if self._spec.saves else None,
         )
+        self._executor.prepare()
         self._post(HealthChanged("learner", "up"))
 
     def _send_weights(self, version: int, weights: Any) -> None:
@@ -277,22 +297,21 @@ class LocalRuntime(ABC):
 def on_cpu(tree: Any, *, copy: bool = False) -> Any:
     """Return the tree with every torch tensor on the CPU: who gets them may have no GPU.
 
-    ``copy``: containers are new, and arrays and tensors share no memory with the learner's, which trains on
-    in place.
+    ``copy``: it shares no memory with the learner's, which trains on in place.
     """
+    if copy:
+        return Copies().copy(tree)
     torch: Any = sys.modules.get("torch")
-    return _on_cpu(tree, torch, copy) if copy or torch is not None else tree
+    return tree if torch is None else _on_cpu(tree, torch)
 
 
-def _on_cpu(value: Any, torch: Any, copy: bool) -> Any:
-    if torch is not None and isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=copy)
-    if copy and isinstance(value, np.ndarray):
-        return value.copy()
-    if type(value) in (dict, OrderedDict, Counter):
-        return type(value)({name: _on_cpu(item, torch, copy) for name, item in value.items()})
+def _on_cpu(value: Any, torch: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu")
+    if type(value) in CONTAINERS:
+        return type(value)({name: _on_cpu(item, torch) for name, item in value.items()})
     if type(value) in (list, tuple):
-        return type(value)(_on_cpu(item, torch, copy) for item in value)
+        return type(value)(_on_cpu(item, torch) for item in value)
     return value
 
 

@@ -8,7 +8,6 @@ what describes it. A segment has arrived when it is safe there.
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
 import math
 import os
@@ -47,6 +46,7 @@ except ImportError:
     raise ConfigError('runtime.kind=ray needs Ray: pip install "offbeat[ray]"') from None
 
 from offbeat.runtime.base import describe
+from offbeat.runtime.copies import Copies
 from offbeat.runtime.messages import Accept, CutTickets, GiveWork, Message
 from offbeat.runtime.ray_actors import (
     Actor,
@@ -94,6 +94,7 @@ class RayRuntime:
     """All roles in Ray actors; the coordinator in the calling process."""
 
     replaces_collectors = True
+    takes_turns = False
 
     def __init__(self) -> None:
         self._cluster = Cluster()
@@ -116,6 +117,7 @@ class RayRuntime:
         self._learner: ActorRef
         self._segment_store: ActorRef
         self._store: ActorRef | None = None
+        self._copies = Copies()
 
     # ------------------------------------------------------------ starting and ending
 
@@ -476,7 +478,7 @@ class RayRuntime:
                 started_s = now_s - (event.ended_s - event.started_s)
                 return replace(event, batch=self._training, started_s=started_s, ended_s=now_s)
             case SnapshotTaken():
-                return copy.deepcopy(event)
+                return replace(event, **self._copies.copy({"state": event.state, "weights": event.weights}))
             case _:
                 return event
 
