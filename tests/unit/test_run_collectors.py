@@ -22,7 +22,7 @@ from offbeat.pacing.events import (
     RoundTrained,
     SegmentArrived,
 )
-from offbeat.run.collectors import Collectors, Loss, after_restart
+from offbeat.run.collectors import Collectors, Loss
 from offbeat.run.waits import Waits
 from offbeat.runtime.spec import CollectorState
 from offbeat.types import Segment, StateTree, Ticket
@@ -343,12 +343,25 @@ def test_a_collector_without_a_saved_state_starts_as_another_incarnation() -> No
     one.arrive(1, 2.0, state=None)
     one.lose(3.0)
     assert list(one.table.starts.values()) == [CollectorState(1, None), CollectorState(0, None)]
-    one.lose(4.0)
-    assert one.table.starts[0] == CollectorState(2, None)
     one.issue(1, 5.0)
     one.arrive(1, 6.0, state={"at": 2})
-    assert one.table.starts[0] == CollectorState(2, {"at": 2})
-    assert after_restart(one.table.starts[0]) == CollectorState(2, {"at": 2})
+    one.lose(7.0)
+    assert one.table.starts[0] == CollectorState(1, {"at": 2})
+
+
+def test_a_collector_that_made_nothing_yet_starts_as_the_same_one() -> None:
+    """Nothing depends on what it was: at k = 0 its loss must not change the weights."""
+    one = Table()
+    one.issue(0, 0.0)
+    one.lose(1.0)
+    assert one.table.starts[0] == CollectorState(0, None)
+    again = Table()
+    again.table.load_state_dict(one.table.state_dict())
+    assert again.table.starts[0] == CollectorState(0, None)
+    one.issue(0, 2.0)
+    one.arrive(0, 3.0, state=None)
+    again.table.load_state_dict(one.table.state_dict())
+    assert again.table.starts[0] == CollectorState(1, None)
 
 
 # ---------------------------------------------------------------- restarts
@@ -472,7 +485,11 @@ def used() -> Table:
     one = Table()
     one.issue(0, 0.0)
     one.arrive(0, 1.0, state={"envs": np.arange(3)})
-    one.lose(2.0, collector=1)
+    for number in (1, 2):
+        one.issue(number, 1.0, collector=1)
+        one.arrive(number, 2.0, collector=1)
+        if number == 1:
+            one.lose(2.0, collector=1)
     return one
 
 

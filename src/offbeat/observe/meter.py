@@ -121,7 +121,7 @@ class Meter:
         self._system = system
         self._threshold = staleness_threshold
         self._pauses_for_eval = pauses_for_eval
-        self.num_collectors = num_collectors
+        self._present = set(range(num_collectors))
         self._samples_by_env = [[0] for _ in range(num_collectors)]  # of one that does not say, in a sum
         self._totals = _Totals()
         self._window = _Window()
@@ -197,16 +197,21 @@ class Meter:
         self._totals.generation_errors += event.raised
 
     def _collector_up(self, event: CollectorUp, now_s: float) -> None:
-        if event.collector >= len(self._samples_by_env):  # it has joined
-            self.resize(event.collector + 1, self.num_collectors + 1)
+        if event.collector not in self._present:  # it has joined
+            self.count({*self._present, event.collector}, event.collector + 1)
 
-    def resize(self, num_ever: int, num_present: int) -> None:
-        """Count for so many collectors, of which some may have left."""
+    def count(self, present: Collection[int], num_ever: int) -> None:
+        """Count for these collectors, of ``num_ever`` that there were; others have left."""
+        self._present = set(present)
         self._samples_by_env += [[0]] * (num_ever - len(self._samples_by_env))
-        self.num_collectors = num_present
+
+    @property
+    def num_collectors(self) -> int:
+        """Number of collectors that belong to the run: one at least, though it may not have come up yet."""
+        return max(1, len(self._present))
 
     def _collector_left(self, event: CollectorLeft, now_s: float) -> None:
-        self.num_collectors -= 1
+        self._present.discard(event.collector)
 
     # ------------------------------------------------------------ training
 

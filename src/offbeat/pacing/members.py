@@ -194,7 +194,7 @@ class Members:
 
     def state_dict(self) -> dict[str, Any]:
         """Return who belongs to the run; those that are leaving do not continue."""
-        return {"configured": self._configured, "ever": self._num_ever, "present": self.present}
+        return {"configured": self._configured, "ever": self._num_ever, "present": list(self.present)}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Continue with the same members, unless another number is configured now; a ledger comes first."""

@@ -49,6 +49,7 @@ class Collector:
 
     A wide one reports its time at work, the last time at ``since_s``. Until it does so again, it is taken to
     be at work for its ``share`` of the time; ``assumed_s`` is what rounds that ended since then counted so.
+    ``is_used``: a segment of its present incarnation has arrived.
     """
 
     name: str
@@ -63,8 +64,19 @@ class Collector:
     is_leaving: bool = False  # or has left
     has_worked: bool = False
     has_given_work: bool = False
+    is_used: bool = False
     losses_in_a_row: int = 0
     open_losses: dict[int, float] = field(default_factory=dict)  # place in the list of losses -> lost at
+
+    @property
+    def is_restorable(self) -> bool:
+        """True when another process continues where this one was: with its state, or from the start."""
+        return self.start.state is not None or not self.is_used
+
+    def restart(self) -> None:
+        """Continue in another process: where this one was, or as a new incarnation."""
+        if not self.is_restorable:
+            self.start, self.is_used = CollectorState(self.start.incarnation + 1), False
 
 
 class Collectors:
@@ -170,7 +182,7 @@ class Collectors:
             self._count(row, event.busy_s + event.state_s, now_s)
         if not row.has_worked and self._saves:
             check_state(event.state, f"{row.name}.state_dict()")
-        row.has_worked, row.losses_in_a_row = True, 0
+        row.has_worked, row.is_used, row.losses_in_a_row = True, True, 0
         if event.state is not row.start.state:
             row.start = CollectorState(row.start.incarnation, event.state)
         if row.tickets:
@@ -267,7 +279,7 @@ class Collectors:
         self._waits.end((row.name, "start"))
         row.open_losses[len(self.losses)] = now_s
         self.losses.append(Loss(row.name, event.reason, self._version()))
-        row.start = after_restart(row.start)
+        row.restart()
 
     def _blame(self, row: Collector) -> None:
         """Count the loss for each ticket of a collector; one that is lost again and again is tried alone."""
@@ -320,7 +332,11 @@ class Collectors:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that each collector continues from, and which have left."""
-        starts = [{"incarnation": row.start.incarnation, "state": row.start.state} for row in self.rows]
+        starts: list[dict[str, Any]] = []
+        for row in self.rows:
+            starts.append({"incarnation": row.start.incarnation, "state": row.start.state})
+            if row.start.state is None and not row.is_used:
+                starts[-1]["used"] = False
         gone = [index for index, row in enumerate(self.rows) if row.is_leaving]
         configured = self._runtime.num_workers
         changed = gone or len(starts) != configured
@@ -333,10 +349,9 @@ class Collectors:
             for index in state["gone"]:
                 self.rows[index].is_leaving = True
         for row, saved in zip(self.rows, state["starts"], strict=False):
-            start = CollectorState(operator.index(saved["incarnation"]), saved["state"])
-            row.start = CollectorState(start.incarnation + rollback) if rollback else after_restart(start)
-
-
-def after_restart(start: CollectorState) -> CollectorState:
-    """Return where a collector continues after its process ended: where it was, or as a new incarnation."""
-    return start if start.state is not None else CollectorState(start.incarnation + 1)
+            incarnation = operator.index(saved["incarnation"])
+            row.start, row.is_used = CollectorState(incarnation, saved["state"]), saved.get("used", True)
+            if rollback:
+                row.start, row.is_used = CollectorState(incarnation + rollback), False
+            else:
+                row.restart()

@@ -43,6 +43,7 @@ from offbeat.pacing.events import (
     Event,
     Finished,
     GatesSet,
+    GoalReached,
     Handlers,
     HealthChanged,
     Issued,
@@ -79,6 +80,8 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.25
 _WRITING_POLL_S = 0.01
 _AT_ONCE_S = 0.5
+_UNSAVED = (GatesSet, GoalReached)
+"""Requests that no checkpoint knows of: they hold for the whole run, also when it is restarted."""
 _AFTER_FINISH = (SnapshotTaken, OpenWork, LearnerDown, Broken)
 
 
@@ -156,8 +159,8 @@ class Driver:
         )
         self.poll_s = _POLL_S
         self.faults: deque[str] = deque()  # of files, from any thread
-        self.persistent_requests: list[Request] = []  # hold for the whole run, also when it is restarted
-        self._membership: list[tuple[int, Request]] = []  # with the version of the checkpoint before each
+        self._taken: list[tuple[int, Request]] = []  # with the version of the checkpoint before each
+        self._resumed_at = -1
         self.is_to_stop = False
         self.loss_watch: LossWatch | None = LossWatch(settings.run.explosion_factor)
         self._stop_reason: str | None = None
@@ -275,6 +278,7 @@ class Driver:
 
     def _restore(self, point: StartPoint) -> None:
         parts = point.parts
+        self._resumed_at = point.version
         if not point.rollback:
             self._store.load_state_dict(parts["store"])
             self.begun.load(parts.get("work", {}))
@@ -282,7 +286,7 @@ class Driver:
         self.pace.load_state_dict(parts["coordinator"], ready)
         self.collectors.load_state_dict(parts["collectors"], point.rollback)
         self.pace.rollbacks = operator.index(parts["collectors"]["rollbacks"]) + point.rollback
-        self.meter.resize(len(self.collectors.rows), len(self.collectors.starts))
+        self.meter.count(self.collectors.starts.keys(), len(self.collectors.rows))
         self.meter.load_state_dict(parts["meter"], ready)
         self.meter.max_staleness = operator.index(parts["recorder"]["max_staleness"])
 
@@ -362,7 +366,7 @@ class Driver:
             if self.finish is None or isinstance(event, _AFTER_FINISH):
                 self._take(event)
             elif isinstance(event, Published | PublishFailed):
-                self.waits.end("publish")
+                self.waits.end(("publish", event.version))
             elif isinstance(event, CollectorDown):
                 self.saving.collector_lost(event.collector)
         if any(map(_is_progress, events)):
@@ -396,7 +400,7 @@ class Driver:
                 row = self.collectors.rows[collector]
                 if event.raised and not row.has_worked:
                     raise CollectError(reason)  # a bug: it is to be seen at once
-                event = replace(event, restorable=row.start.state is not None)
+                event = replace(event, restorable=row.is_restorable)
             case EvalDone(version) if version != self._evaluating:
                 return  # it was given up before it ended
             case Broken(error):
@@ -412,17 +416,17 @@ class Driver:
             self._take(SegmentDropped(number, event.segment.drop))
 
     def _take_request(self, request: Request) -> None:
-        """Take a request, and keep the last one of each kind for restarts, of joining and leaving all."""
+        """Take a request, and keep it for restarts from checkpoints that do not know of it."""
         if isinstance(request, StopRequested):
             self.is_to_stop, self._stop_reason = True, self._stop_reason or request.reason
-        elif isinstance(request, CollectorsAdded | CollectorRemoved):
-            if (allowed := self._allowed(request)) is None:
-                return
-            request = allowed
-            self._membership.append((self.saving.requested, request))
         else:
-            kept = [one for one in self.persistent_requests if type(one) is not type(request)]
-            self.persistent_requests = [*kept, request]
+            if isinstance(request, CollectorsAdded | CollectorRemoved):
+                if (allowed := self._allowed(request)) is None:
+                    return
+                request = allowed
+            elif isinstance(request, _UNSAVED):  # only the last one of its kind holds
+                self._taken = [one for one in self._taken if type(one[1]) is not type(request)]
+            self._taken.append((max(self.saving.requested, self._resumed_at), request))
             if isinstance(request, GatesSet):
                 self._await_progress()
         if self.finish is None:
@@ -448,9 +452,10 @@ class Driver:
         return request
 
     def requests_since(self, version: int) -> list[Request]:
-        """Return the requests that a start from the checkpoint of a version does not know of."""
-        joined = [request for saved, request in self._membership if saved >= version]
-        return [*joined, *self.persistent_requests]
+        """Return the requests that a start from the checkpoint of a version does not know of, in order."""
+        return [
+            request for saved, request in self._taken if saved >= version or isinstance(request, _UNSAVED)
+        ]
 
     def _emit_faults(self) -> None:
         while self.faults:
@@ -472,10 +477,10 @@ class Driver:
         match event:
             case RoundTrained():
                 self.waits.end("train")
-            case Published():
-                self.waits.end("publish")
+            case Published(version):
+                self.waits.end(("publish", version))
             case PublishFailed(version, reason):
-                self.waits.end("publish")
+                self.waits.end(("publish", version))
                 self.notice(f"publishing version {version} failed: {reason}", is_warning=True)
             case EvalDone(version):
                 self._evaluating = None
@@ -553,7 +558,7 @@ class Driver:
                 case Renew(collector, incarnation):
                     self.collectors.extend(collector + 1)
                     row = self.collectors.rows[collector]
-                    row.start, row.is_up = CollectorState(incarnation), False
+                    row.start, row.is_used, row.is_up = CollectorState(incarnation), False, False
                     self._start_collector(collector)
                 case Finish():
                     self._end(action)
@@ -567,7 +572,13 @@ class Driver:
     def _publish(self, version: int) -> None:
         limit_s = self.spec.settings.async_training.sync_timeout
         headline = f"the learner did not publish its weights in {limit_s:g} s (sync_timeout)"
-        row = ("publish", "collectors", "learner (weights)", limit_s, "async_training.sync_timeout")
+        row = (
+            ("publish", version),
+            "collectors",
+            "learner (weights)",
+            limit_s,
+            "async_training.sync_timeout",
+        )
         self.waits.begin(Wait(*row, partial(self._stall, headline, explain=False)), self.clock())
         self._runtime.publish(version)
 

@@ -7,7 +7,7 @@ Hang detection, the report of a stall and the phase on the display read these ro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, KeysView, Mapping, Sequence
 from typing import Any, NamedTuple
 
 _SUSPENDED_S = 2.0
@@ -68,6 +68,10 @@ class Waits:
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._limits
+
+    def keys(self) -> KeysView[Hashable]:
+        """Return the keys of the open rows."""
+        return self._limits.keys()
 
     def begin(self, wait: Wait, now_s: float) -> None:
         """Open a row; one of the same key starts again."""
