@@ -13,7 +13,7 @@ from offbeat.pacing import AUTO, PaceConfig
 from offbeat.pacing.auto import AutoConfig, AutoDial
 from offbeat.pacing.events import Signals
 from offbeat.pacing.schedules import Schedule
-from offbeat.pacing.simulate import Simulation
+from offbeat.testing.simulation import Simulation
 
 ROUNDS = 500
 

@@ -15,8 +15,8 @@ from offbeat.envs.colorlines.moves import Moves
 from offbeat.ops.priorities import segment_priority
 from offbeat.pacing.actions import Train
 from offbeat.pacing.schedules import steady_schedule
-from offbeat.pacing.simulate import Simulation
 from offbeat.replay import Handles, PrioritizedReplay
+from offbeat.testing.simulation import Simulation
 from offbeat.types import ArraySpec
 from tests.unit.pacing_steps import arrive, begin, end_round, make, of_type, tickets
 from tests.unit.ppo_fakes import FLOATS, FakeWorld, collect_batch, ticket

@@ -10,6 +10,7 @@ from typing import Literal
 from offbeat.errors import ConfigError
 from offbeat.pacing.config import AUTO, PaceConfig
 
+_LARGE = 0.01
 _DEGREES = (AUTO, AUTO, 0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8)
 
 
@@ -17,22 +18,32 @@ _DEGREES = (AUTO, AUTO, 0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8)
 class Faults:
     """Faults of a schedule. Shares in [0, 1], times in simulated seconds.
 
-    ``loss`` is the share of tickets whose collector dies in the middle, ``kills`` are (time, collector) of
-    collectors that die whatever they do, ``publish_breaks_at`` is the attempt from which on every
-    publish fails, ``crashes`` are the times at which the whole run dies and continues from its checkpoint,
-    which holds the segments that had arrived if it ``keeps_segments``. ``drop`` is the share of segments that
-    are dropped, and each ``poison``-th ticket ends the first collectors that try it.
+    ``loss`` and ``hang`` are the shares of tickets whose collector dies or hangs in the middle, ``kills`` are
+    (time, collector) of collectors that die whatever they do, ``poison`` is a ticket that kills each of its
+    collectors, ``start_death`` and ``start_hang`` are the shares of collectors that do not come up.
+    ``publish_breaks_at`` is the attempt from which on every publish fails. At the version ``publish_hang_at``
+    or ``train_hang_at`` the learner hangs, at ``nan_at`` its loss is NaN once, and at the times
+    ``learner_crashes`` it dies. ``eval_hang`` is the share of evaluations that never end. ``crashes`` are the
+    times at which the whole run dies; it continues from its checkpoint. ``suspensions`` are the times at
+    which the machine is suspended, and for how long. At most ``max_restarts`` collectors are replaced.
     """
 
     loss: float = 0.0
-    drop: float = 0.0
-    poison: int | None = None
-    replace_s: float = 1.0
+    hang: float = 0.0
     kills: tuple[tuple[float, int], ...] = ()
+    poison: int | None = None
+    start_death: float = 0.0
+    start_hang: float = 0.0
+    max_restarts: int = 100_000
     publish_failure: float = 0.0
     publish_breaks_at: int | None = None
+    publish_hang_at: int | None = None
+    train_hang_at: int | None = None
+    nan_at: int | None = None
+    learner_crashes: tuple[float, ...] = ()
+    eval_hang: float = 0.0
     crashes: tuple[float, ...] = ()
-    keeps_segments: bool = True
+    suspensions: tuple[tuple[float, float], ...] = ()
     stop_at_s: float | None = None
     resume_after_stop: bool = False
 
@@ -51,16 +62,33 @@ class Closing:
 
 
 @dataclass(frozen=True, slots=True)
+class Collectors:
+    """Collectors of a schedule: how many tickets each holds, 0 for one that works one by one.
+
+    ``piece_s`` is the longest piece of work; ``changes`` the share of pieces after which a capacity is
+    another one, ``sleeps`` that of tickets which wait for something outside, and ``drops`` that of segments
+    that are not worth training. It takes up to ``answer_s`` until one hears that it is asked for begun work.
+    ``saves``: those that work one by one have a state that can be saved.
+    """
+
+    capacities: tuple[int, ...]
+    piece_s: float = 1.0
+    changes: float = 0.0
+    sleeps: float = 0.0
+    drops: float = 0.0
+    answer_s: float = 0.0
+    saves: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """One run to simulate. ``collect_s`` is each collector's typical time for a segment.
 
     ``tail`` is the exponent of a Pareto factor on collect and train times (small is heavy, None is
-    steady), ``grid_s`` rounds times up so that things happen at once, ``newer`` is the share of
-    segments made with newer weights than their ticket names, ``ess_cost`` is how much effective sample
-    size a round of staleness costs, ``think_s`` is the user's pause between two steps of a stepwise run, and
-    ``busy_s`` how long at most the driver is busy between two steps (None: it decides after each event).
-    ``capacities`` are what collectors want to hold at first (empty: 1), ``resizes`` are (time, collector,
-    capacity) of those that want to hold another number from then on, ``moves`` are (time, collector) of those
+    steady), ``grid_s`` rounds times up so that things happen at once, ``ess_cost`` is how much effective
+    sample size a round of staleness costs, ``think_s`` is the user's pause between two steps of a stepwise
+    run, and ``busy_s`` how long at most the driver is busy between two steps (None: it decides after each
+    event). Collectors work one by one where ``collectors`` is None. ``moves`` are (time, collector) of those
     that leave (None: one joins).
     """
 
@@ -69,19 +97,18 @@ class Schedule:
     collect_s: tuple[float, ...]
     train_s: float = 1.0
     publish_s: float = 0.0
+    snapshot_s: float = 0.0
     eval_s: float = 0.0
     start_s: float = 0.0
     tail: float | None = None
     grid_s: float = 0.0
-    newer: float = 0.0
     ess_cost: float = 0.0
     dial_turns: tuple[tuple[float, int], ...] = ()
     faults: Faults = Faults()
     closings: tuple[Closing, ...] = ()
     think_s: float = 0.0
     busy_s: float | None = None
-    capacities: tuple[int, ...] = ()
-    resizes: tuple[tuple[float, int, int], ...] = ()
+    collectors: Collectors | None = None
     moves: tuple[tuple[float, int | None], ...] = ()
 
 
@@ -95,6 +122,9 @@ def draw_schedule(seed: int) -> Schedule:
     """Draw a schedule; the same seed gives the same one."""
     rng = Random(seed)
     config = _draw_config(rng)
+    collectors = _draw_collectors(rng, config)
+    if rng.random() < _LARGE:
+        config, collectors = _enlarged(rng, config)
     collect_s, train_s = _draw_collect_s(rng, config.num_collectors), rng.uniform(0.1, 2.0)
     length_s = _rough_length_s(config, collect_s, train_s)
     schedule = Schedule(
@@ -103,18 +133,53 @@ def draw_schedule(seed: int) -> Schedule:
         collect_s=collect_s,
         train_s=train_s,
         publish_s=rng.choice((0.0, 0.0, 0.1, rng.uniform(0, 3.0))),
+        snapshot_s=rng.choice((0.0, rng.uniform(0, 1.0))),
         eval_s=rng.choice((0.1, rng.uniform(0, 5.0), rng.uniform(5.0, 60.0))),
         start_s=rng.choice((0.0, rng.uniform(0, 5.0))),
         tail=rng.choice((None, 3.0, 1.5, 1.1)),
         grid_s=rng.choice((0.0, 0.0, 0.5, 1.0)),
-        newer=rng.choice((0.0, 0.0, 0.3)),
         ess_cost=rng.choice((0.0, 0.05, 0.3)),
         dial_turns=_draw_dial_turns(rng, config, length_s),
         faults=_draw_faults(rng, config, length_s),
+        collectors=collectors,
+        moves=_draw_moves(rng, config, length_s),
     )
     schedule = _with_opening(schedule, Random(f"opening of {seed}"))
-    schedule = _with_driver(schedule, Random(f"gates of {seed}"), length_s)
-    return _with_width(schedule, Random(f"width of {seed}"), length_s)
+    return _with_driver(schedule, Random(f"gates of {seed}"), length_s)
+
+
+def _draw_collectors(rng: Random, config: PaceConfig) -> Collectors | None:
+    if rng.random() < 0.4:
+        return None
+    most = rng.choice((1, 3, 8, 8, 600))
+    capacities = [rng.randint(1, most) for _ in range(config.num_collectors)]
+    one_by_one = rng.choice((0.0, 0.0, 0.5))
+    return Collectors(
+        tuple(0 if rng.random() < one_by_one else capacity for capacity in capacities),
+        piece_s=rng.choice((0.3, 1.0, 10.0)),
+        changes=rng.choice((0.0, 0.05, 0.3)),
+        sleeps=rng.choice((0.0, 0.0, 0.3)),
+        drops=rng.choice((0.0, 0.0, 0.0, 0.1, 0.5, 0.99)),
+        answer_s=rng.choice((0.0, 0.1, rng.uniform(0, 4.0))),
+        saves=rng.random() < 0.8,
+    )
+
+
+def _enlarged(rng: Random, config: PaceConfig) -> tuple[PaceConfig, Collectors]:
+    """Return a run of a few large rounds, on a few collectors of hundreds of tickets."""
+    num_collectors = rng.randint(1, 3)
+    config = replace(
+        config,
+        rounds=rng.randint(1, 3),
+        segments_per_round=rng.randint(40, 120),
+        num_collectors=num_collectors,
+        min_segments=0,
+        replay_ratio=None,
+        max_outstanding=None,
+        issue_interval_s=0.0,
+    )
+    capacities = tuple(rng.choice((64, 200, 600)) for _ in range(num_collectors))
+    return config, Collectors(capacities, piece_s=0.3, changes=rng.choice((0.0, 0.1)))
 
 
 def _with_opening(schedule: Schedule, rng: Random) -> Schedule:
@@ -135,42 +200,6 @@ def _with_driver(schedule: Schedule, rng: Random, length_s: float) -> Schedule:
     schedule = replace(schedule, think_s=rng.choice((0.0, rng.uniform(0, 3.0))))
     busy_s = rng.choice((None, 0.0, rng.uniform(0, 0.3), rng.uniform(0, 3.0)))
     return replace(schedule, busy_s=busy_s)
-
-
-def _with_width(schedule: Schedule, rng: Random, length_s: float) -> Schedule:
-    """Let collectors hold many tickets, drop segments, join and leave, in half of the runs."""
-    config, faults = schedule.config, schedule.faults
-    policy: Literal["wait", "cut"] = rng.choice(("wait", "cut"))
-    if rng.random() < 0.5:
-        return replace(schedule, config=replace(config, straggler_policy=policy))
-    times, most = rng.choice((1,) * 29 + (rng.randint(5, 40),)), config.max_outstanding
-    config = replace(
-        config,
-        segments_per_round=times * config.segments_per_round,
-        min_segments=times * config.min_segments,
-        max_outstanding=most if most is None else times * most,
-        rounds=min(config.rounds, 4) if times > 1 else config.rounds,
-        straggler_policy=policy,
-    )
-    most_drops = rng.choice((None, None, 0, rng.randint(1, 4 * config.segments_per_round)))
-    config = replace(config, max_drops_per_round=most_drops)
-    drop = rng.choice((0.0, 0.0, 0.1, 0.5, 0.8, 0.99))
-    faults = replace(faults, drop=drop, poison=rng.choice((None, None, rng.randint(5, 50))))
-    widest = rng.choice((1, 4, 16, 600))
-    return replace(
-        schedule,
-        config=config,
-        faults=faults,
-        capacities=tuple(rng.randint(1, widest) for _ in range(config.num_collectors)),
-        resizes=tuple(
-            (rng.uniform(0, length_s), rng.randrange(config.num_collectors), rng.randint(1, widest))
-            for _ in range(rng.randint(0, 6))
-        ),
-        moves=tuple(
-            (rng.uniform(0, length_s), rng.choice((None, rng.randrange(config.num_collectors + 2))))
-            for _ in range(rng.choice((0, 0, rng.randint(1, 6))) if config.off_policy_degree > 0 else 0)
-        ),
-    )
 
 
 def _draw_closing(rng: Random, length_s: float) -> Closing:
@@ -203,6 +232,8 @@ def _draw_config(rng: Random) -> PaceConfig:
         checkpoint_interval_s=rng.choice((None, None, 5.0)),
         checkpoint_at_end=rng.random() < 0.5,
         issue_interval_s=rng.choice((0.0, 0.0, 0.0, rng.uniform(0, 0.5))),
+        straggler_policy=rng.choice(("wait", "cut")),
+        max_drops_per_round=rng.choice((None, None, 0, rng.randint(1, 4 * size))),
         max_publish_retries=rng.randint(0, 4),
         publish_retry_delay_s=rng.choice((0.0, 0.1, 1.0)),
         seed=rng.getrandbits(32),
@@ -242,6 +273,15 @@ def _allowed(config: PaceConfig, degree: int) -> bool:
     return True
 
 
+def _draw_moves(rng: Random, config: PaceConfig, length_s: float) -> tuple[tuple[float, int | None], ...]:
+    if rng.random() < 0.7:
+        return ()
+    numbers = range(config.num_collectors + 2)
+    return tuple(
+        (rng.uniform(0, length_s), rng.choice((None, rng.choice(numbers)))) for _ in range(rng.randint(1, 6))
+    )
+
+
 def _draw_faults(rng: Random, config: PaceConfig, length_s: float) -> Faults:
     if rng.random() < 0.2:
         return Faults()
@@ -249,14 +289,27 @@ def _draw_faults(rng: Random, config: PaceConfig, length_s: float) -> Faults:
     def times(most: int) -> list[float]:
         return [rng.uniform(0, 1.5 * length_s) for _ in range(rng.randint(0, most))]
 
+    def seldom(most: int) -> int | None:
+        return rng.randint(0, most) if rng.random() < 0.03 else None
+
+    scale = min(1.0, 4.0 / config.segments_per_round)  # so that large rounds end, too
     return Faults(
-        loss=rng.choice((0.0, 0.05, rng.uniform(0, 0.5))),
-        replace_s=rng.choice((0.0, rng.uniform(0, 10.0))),
+        loss=scale * rng.choice((0.0, 0.05, rng.uniform(0, 0.5))),
+        hang=scale * rng.choice((0.0, 0.0, rng.uniform(0, 0.1))),
         kills=tuple((time, rng.randrange(config.num_collectors)) for time in times(2)),
+        poison=seldom(config.rounds * config.segments_per_round),
+        start_death=rng.choice((0.0, 0.0, 0.2)),
+        start_hang=rng.choice((0.0, 0.0, 0.1)),
+        max_restarts=rng.choice((100_000,) * 9 + (rng.randint(0, 5),)),
         publish_failure=rng.choice((0.0, 0.1, 0.5)),
-        publish_breaks_at=rng.choice((None,) * 9 + (rng.randint(0, config.rounds + 1),)),
+        publish_breaks_at=seldom(config.rounds + 1),
+        publish_hang_at=seldom(config.rounds),
+        train_hang_at=seldom(config.rounds),
+        nan_at=rng.randint(0, config.rounds) if rng.random() < 0.1 else None,
+        learner_crashes=tuple(times(2)) if rng.random() < 0.2 else (),
+        eval_hang=rng.choice((0.0, 0.0, 0.2)),
         crashes=tuple(times(2)) if rng.random() < 0.3 else (),
-        keeps_segments=rng.random() < 0.7,
+        suspensions=tuple((at_s, rng.uniform(1.0, 600.0)) for at_s in times(1)) if rng.random() < 0.2 else (),
         stop_at_s=rng.uniform(0, length_s) if rng.random() < 0.15 else None,
         resume_after_stop=rng.random() < 0.5,
     )
