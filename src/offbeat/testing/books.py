@@ -298,7 +298,7 @@ class Books(Watch):
             checker.finish(driver.finish, driver.pace.eval_skipped)
             return
         require(not self.budget.is_spent, CONTRACT, "the run goes on though its budget is spent")
-        found = driver.waits.keys() - {"stop", "work"}
+        found = driver.waits.keys() - {"stop", "work", "write"}
         require(
             found == self.waits,
             CONTRACT,

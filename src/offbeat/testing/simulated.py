@@ -178,6 +178,7 @@ class SimulatedRuntime:
     """
 
     replaces_collectors = True
+    takes_turns = True
     progress: Mapping[str, str] = {}
 
     def __init__(
