@@ -293,11 +293,10 @@ def test_tools_groups_and_drops_are_repeated(kind: str, tmp_path: Path) -> None:
 
 def test_drops_at_zero_leave_the_same_tickets_with_any_number_of_collectors(tmp_path: Path) -> None:
     seen = []
-    for num_collectors in (1, 2, 3):
-        for kind in KINDS:
-            made = pipeline(kind, num_collectors, slots=5, group=2, needs_spread=True)
-            report, log = run(made, 5)
-            seen.append((report.digest, log.trained))
+    for num_collectors, kind in enumerate(("inline", "threads", "processes"), start=1):
+        made = pipeline(kind, num_collectors, slots=5, group=2, needs_spread=True)
+        report, log = run(made, 5)
+        seen.append((report.digest, log.trained))
     assert seen[0][1] != list(range(30)), "some were dropped"
     assert all(one == seen[0] for one in seen)
 
@@ -342,7 +341,7 @@ class DiesWhileJoining(TokenMachine):
         super().__init__(context, **options)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["inline", "threads", pytest.param("processes", marks=pytest.mark.slow)])
 def test_wide_collectors_that_join_and_leave_are_repeated(kind: str, tmp_path: Path) -> None:
     killed = tmp_path / "killed"
     if kind in ("inline", "threads"):  # it would kill this process

@@ -78,6 +78,14 @@ def test_rounds_shorter_than_a_report_share_what_it_says() -> None:
     assert shares == pytest.approx([0.5] * 40)
 
 
+def test_a_report_may_correct_what_was_assumed_of_the_round_before() -> None:
+    run = wide()
+    assert run.train(1.0, 1.0)["pace/collect_idle_ratio"] == 0.0, "it has tickets, and no report has come"
+    run.tell(CollectorWorked(0, 0.0), 1.25)
+    metrics = run.train(1.5, 1.5, version=1)
+    assert (metrics["pace/collect_idle_ratio"], metrics["time/collect_s"]) == (1.0, 0.0)
+
+
 @given(st.lists(st.tuples(st.floats(0.01, 3.0), st.floats(0.0, 1.0), st.booleans()), min_size=1, max_size=30))
 def test_reported_time_is_neither_lost_nor_counted_twice(steps: list[tuple[float, float, bool]]) -> None:
     run, now_s, reported_s, counted_s = wide(), 0.0, 0.0, 0.0

@@ -251,7 +251,7 @@ class Meter:
     def _measure(self, event: RoundTrained, round_s: float, weights: Sequence[int]) -> Signals:
         batch, window, num_collectors = event.batch, self._window, self.num_collectors
         train_s, active_s = event.ended_s - self._train_started_s, max(round_s - window.paused_s, 1e-9)
-        busy_s = self._busy_s(event.ended_s)
+        busy_s = max(0.0, self._busy_s(event.ended_s))  # a report may correct what was assumed before
         # A segment that was made beside others does not say how long it took.
         collect_s = (sum([segment.collect_s for segment in batch.segments]) or busy_s) / num_collectors
         collect_idle = _share(active_s - busy_s / num_collectors, active_s)
