@@ -125,7 +125,10 @@ class Learner(Protocol):
         ...
 
     def weights(self) -> Any:
-        """Return a snapshot of what collectors act with: a dict of numpy arrays, or any picklable object."""
+        """Return a snapshot of what collectors act with: a dict of numpy arrays, or any picklable object.
+
+        A dict of `Part` travels part by part, those that have changed.
+        """
         ...
 
     def state_dict(self) -> StateTree:
@@ -145,7 +148,7 @@ class Publisher(Protocol):
     """A learner that sends collectors more than the weights, which alone are kept and judged."""
 
     def published(self) -> Any:
-        """The weights with what comes with them."""
+        """The weights with what comes with them, or a dict of `Part`."""
         ...
 
 

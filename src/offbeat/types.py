@@ -94,6 +94,25 @@ class Piece(NamedTuple):
     end: End = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the named parts of what a learner publishes, and the version in which it was changed last.
+
+    A part travels to collectors only when its version is another than before: a large model that does not
+    change beside an adapter that does. Collectors get the dict of all parts, evaluators and checkpoints the
+    data alone. Example: ``{"base": Part(0, base), "adapter": Part(7, adapter)}``.
+    """
+
+    version: int
+    data: Any
+
+
+def parts_of(weights: Any) -> dict[str, Part] | None:
+    """Return weights that are a dict of parts; None for any others."""
+    is_parted = type(weights) is dict and weights and all(isinstance(one, Part) for one in weights.values())
+    return weights if is_parted else None
+
+
 class RemoteData(ABC):
     """Data of a segment that lies on another machine: what a runtime may put into ``Segment.data``."""
 

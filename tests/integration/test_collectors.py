@@ -64,10 +64,10 @@ class Reversed:
 
 
 @contextmanager
-def running(kind: str, collect: Any, num_collectors: int = 1) -> Iterator[Any]:
+def running(kind: str, collect: Any, num_collectors: int = 1, learn: Any = ChecksSlots) -> Iterator[Any]:
     """A runtime whose collectors are up and have weights of version 0."""
     settings = Settings(runtime=RuntimeConfig(num_workers=num_collectors))
-    spec = RunSpec(PerWorker(collect), PerWorker(lambda context: ChecksSlots()), settings=settings)
+    spec = RunSpec(PerWorker(collect), PerWorker(lambda context: learn()), settings=settings)
     runtime = make_runtime(kind)
     try:
         runtime.start(spec, dict.fromkeys(range(num_collectors), CollectorState()), None)

@@ -20,8 +20,9 @@ from offbeat.pacing.events import (
     SegmentArrived,
 )
 from offbeat.runtime.spec import CollectorState
-from offbeat.types import Piece, Progress, Span, Ticket
+from offbeat.types import Part, Piece, Progress, Span, Ticket
 from tests.integration.test_collectors import KINDS, running, wait_for
+from tests.integration.test_runtimes import ChecksSlots
 from tests.integration.wide_fakes import Counting, Tools
 
 LONG = 10**9
@@ -150,6 +151,39 @@ def test_capacity_may_change(kind: str) -> None:
         wait_for(runtime, SegmentArrived)
     assert [(up.collector, up.capacity, up.is_wide) for up in ups] == [(0, 3, True)]
     assert (ups[0].pid is not None) == (kind in ("processes", "ray"))
+
+
+class Adapts(ChecksSlots):
+    """Publishes a base that does not change, and an adapter that does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.version = -1
+
+    def weights(self) -> Any:
+        self.version += 1
+        adapter = Part(self.version, {"w": np.full(10, self.version)})
+        return {"base": Part(0, np.arange(50_000.0)), "adapter": adapter}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_of_weights_travel_when_they_have_changed(kind: str) -> None:
+    def collect(ticket: Ticket, weights: Any) -> Any:
+        base, adapter = weights["base"], weights["adapter"]
+        return base.version, base.data.sum(), adapter.version, adapter.data["w"].tolist()
+
+    total, sizes = np.arange(50_000.0).sum(), []
+    with running(kind, lambda context: collect, learn=Adapts) as runtime:
+        for version in range(1, 4):
+            runtime.publish(version)
+            sizes += [event.num_bytes for event in wait_for(runtime, Published)]
+            runtime.collect(ticket(version, version))
+            (arrived,) = wait_for(runtime, SegmentArrived)
+            assert arrived.segment.data == (0, total, version, [version] * 10)
+    if kind in ("processes", "ray"):
+        assert all(0 < size < 2000 for size in sizes), "the base was sent before"
+    else:
+        assert sizes == [0, 0, 0]
 
 
 @pytest.mark.parametrize("kind", KINDS)

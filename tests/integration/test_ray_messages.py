@@ -28,6 +28,7 @@ from tests.integration.wide_fakes import Counting
         messages.test_collector_that_waits_for_tools_is_woken,
         messages.test_busy_time_is_reported_while_nothing_is_finished,
         messages.test_capacity_may_change,
+        messages.test_parts_of_weights_travel_when_they_have_changed,
         messages.test_collectors_join_and_leave,
         runs.test_above_zero_segments_mix_versions_and_come_in_any_order,
     ],

@@ -48,6 +48,7 @@ ROUND_METRICS = [
     "weights/param_sync_requests",
     "weights/sync_failures",
     "weights/sync_time_s",
+    "weights/sent_bytes",
     "time/round_s",
     "time/collect_s",
     "time/train_s",

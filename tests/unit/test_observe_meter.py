@@ -48,7 +48,14 @@ NAMES = {
     *("learn/global_steps", "learn/processed_samples", "learn/samples_per_s"),
     *("weights/current_param_version", "weights/published_version", "weights/publish_lag"),
     *("weights/param_sync_count", "weights/param_sync_requests", "weights/sync_failures"),
-    *("weights/sync_time_s", "time/round_s", "time/collect_s", "time/train_s", "time/publish_s"),
+    *(
+        "weights/sync_time_s",
+        "weights/sent_bytes",
+        "time/round_s",
+        "time/collect_s",
+        "time/train_s",
+        "time/publish_s",
+    ),
     *("time/wait_s", "time/eta_s", "time/elapsed_s", "time/overlap_s", "time/state_s"),
     *("system/rss_bytes", "system/cpu_percent", "system/gpu_mem_bytes"),
     *("system/workers_alive", "system/worker_restarts"),
@@ -201,7 +208,7 @@ def test_counters_by_hand() -> None:
         run.arrive(segment(8, 1, steps=5), 4.0)
         run.tell(SegmentDropped(9, "stale"), 4.0)
         run.tell(SegmentDropped(8, "queue full"), 4.0)
-        run.tell(Published(1, 0.25), 4.0)
+        run.tell(Published(1, 0.25, None, 64), 4.0)
         run.tell(PublishFailed(1, "no room"), 4.0)
         run.tell(CollectorDown(1, "killed"), 4.0)
         run.tell(CollectorDown(0, "its own mistake", raised=True), 4.0)
@@ -216,7 +223,12 @@ def test_counters_by_hand() -> None:
         **{"queue/total_produced": 4, "queue/total_consumed": 2, "learn/global_steps": 1},
         **{"learn/processed_samples": 400, "weights/current_param_version": 3, "weights/publish_lag": 2},
         **{"weights/param_sync_count": 1, "weights/param_sync_requests": 2, "weights/sync_failures": 1},
-        **{"weights/sync_time_s": 0.25, "system/workers_alive": 1, "system/worker_restarts": 2},
+        **{
+            "weights/sync_time_s": 0.25,
+            "weights/sent_bytes": 64,
+            "system/workers_alive": 1,
+            "system/worker_restarts": 2,
+        },
         **{"pace/off_policy_degree": 1, "weights/published_version": 1, "queue/size": 0, "queue/bytes": 0},
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)

@@ -270,7 +270,8 @@ class AsyncTrainingConfig(Section):
     generation_timeout: float = Field(
         default=120.0,
         gt=0,
-        description="Longest time for one segment, in seconds; a collector past it is killed and replaced.",
+        description="Longest piece of work of a collector, in seconds: one segment, or one advance of a wide"
+        " collector. A collector past it is killed and replaced.",
     )
     batch_generation_interval: float = Field(
         default=0.0, ge=0, description="Least time between two tickets, in seconds; 0: no brake."

@@ -139,7 +139,7 @@ class Meter:
         self._eval_skipped_before = 0
         self._return_mean = math.nan
         self._length_mean = math.nan
-        self._sync_time_s = 0.0
+        self._sync_time_s, self._sent_bytes = 0.0, 0
 
     def handlers(self) -> Handlers:
         """Return the handlers of a run's events."""
@@ -314,7 +314,7 @@ class Meter:
         self._window.start_s = min(self._window.start_s, now_s)
         self._totals.publishes += 1
         self._window.publish_s += event.seconds
-        self._sync_time_s = event.seconds
+        self._sync_time_s, self._sent_bytes = event.seconds, event.num_bytes
 
     def _publish_failed(self, event: PublishFailed, now_s: float) -> None:
         self._totals.publish_failures += 1
@@ -419,6 +419,7 @@ class Meter:
             "weights/param_sync_requests": totals.publishes + totals.publish_failures,
             "weights/sync_failures": totals.publish_failures,
             "weights/sync_time_s": self._sync_time_s,
+            "weights/sent_bytes": self._sent_bytes,
             "time/elapsed_s": totals.elapsed_s + max(0.0, now_s - self._window.start_s),
             "time/overlap_s": totals.overlap_s,
             "time/eta_s": _mean(self._recent_rounds_s) * max(0, pace.rounds - pace.version),

@@ -178,11 +178,15 @@ class Checksum(Future[int | None]):
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Collectors can get ``version``; publishing took ``seconds``. ``checksum`` identifies the weights."""
+    """Collectors can get ``version``; publishing took ``seconds``. ``checksum`` identifies the weights.
+
+    ``num_bytes`` were copied for collectors, none where these get the very objects that the learner made.
+    """
 
     version: int
     seconds: float = 0.0
     checksum: Checksum | None = None
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,22 +5,36 @@ from __future__ import annotations
 import struct
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
+
+from offbeat.types import parts_of
 
 
 class _NotATree(Exception):
     """Something else than arrays, numbers and strings in dicts, lists and tuples."""
 
 
-def weights_checksum(weights: Any) -> int | None:
+def weights_checksum(
+    weights: Any, known: MutableMapping[str, tuple[int, int | None]] | None = None
+) -> int | None:
     """Return a crc32 over names, dtypes, shapes and bytes of all arrays; None for what is no tree of them.
 
     Takes mappings, lists and tuples of numpy arrays, torch tensors, numbers, strings, bytes and None. Keys
-    count in sorted order, so that two mappings that are equal have one checksum.
+    count in sorted order, so that two mappings that are equal have one checksum. That of parts is made from
+    the checksums of their data; ``known`` keeps those by name, with the version of the part: those of other
+    versions are computed.
     """
+    if (parts := parts_of(weights)) is not None:
+        known = {} if known is None else known
+        for name, part in parts.items():
+            if name not in known or known[name][0] != part.version:
+                known[name] = (part.version, weights_checksum(part.data))
+        weights = {name: known[name][1] for name in parts}
+        if None in weights.values():
+            return None
     try:
         return _add(weights, 0, sys.modules.get("torch"))
     except Exception:  # such as sparse tensors: a run goes on without

@@ -31,7 +31,7 @@ from offbeat.runtime.base import ManyRanks, Post, close_learner, describe, keep_
 from offbeat.runtime.checksum import weights_checksum
 from offbeat.runtime.copies import CONTAINERS, Copies
 from offbeat.runtime.spec import Assignment, RunSpec
-from offbeat.types import Batch, StateTree
+from offbeat.types import Batch, Part, StateTree, parts_of
 
 _UNKNOWN = (
     "weights() of this learner returns a {}, which has no checksum, so nobody can tell if training changes "
@@ -42,14 +42,15 @@ _UNKNOWN = (
 class LearnerExecutor:
     """Carries out the learner's jobs and posts what came of them. Not thread-safe: one caller.
 
-    ``by_reference``: collectors get the very objects that the learner publishes. ``copies`` keeps the memory
-    of snapshots, of which one at a time is in use; None: each has its own.
+    ``send_weights`` returns the number of bytes that it copied. ``by_reference``: collectors get the very
+    objects that the learner publishes. ``copies`` keeps the memory of snapshots, of which one at a time is in
+    use; None: each has its own.
     """
 
     def __init__(
         self,
         learner: Learner,
-        send_weights: Callable[[int, Any], None],
+        send_weights: Callable[[int, Any], int],
         post: Post,
         *,
         by_reference: bool = False,
@@ -61,6 +62,7 @@ class LearnerExecutor:
         self._degree = 0
         self._published: Published | None = None
         self._weights: Any = None
+        self._part_sums: dict[str, tuple[int, int | None]] = {}
         self._has_warned = False
         self._learner = learner
         self._send_weights = send_weights
@@ -97,16 +99,17 @@ class LearnerExecutor:
             return
         try:
             weights = on_cpu(published(self._learner))
-            self._send_weights(version, weights)
+            num_bytes = self._send_weights(version, weights)
         except Exception:
             self._post(PublishFailed(version, _trace()))
         else:
             checksum = Checksum()
-            event = Published(version, perf_counter() - started_s, checksum)
+            event = Published(version, perf_counter() - started_s, checksum, num_bytes)
             if self._by_reference:
                 self._published, self._weights = event, weights
             self._post(event)
-            checksum.set_result(weights_checksum(weights))  # takes as long as sending: nobody waits for it
+            # It takes as long as sending: nobody waits for it.
+            checksum.set_result(weights_checksum(weights, self._part_sums))
 
     def _alias(self) -> OffbeatError | None:
         """Return an error when training changed the published weights: collectors then acted on newer ones.
@@ -132,22 +135,28 @@ class LearnerExecutor:
         """Copy the learner once before it trains: memory is fresh then, and no round waits for it."""
         with contextlib.suppress(Exception):  # a snapshot says what is wrong, with its state or its weights
             if self._copies is not None and (state := state_of(self._learner)) is not None:
-                self._copies.copy((state, self._learner.weights()))
+                self._copies.copy((state, self._whole_weights()))
 
     def snapshot(self) -> None:
         """Copy everything the learner is, at this point of the training."""
         started_s = perf_counter()
         try:
-            live = state_of(self._learner), self._learner.weights()
+            live = state_of(self._learner), self._whole_weights()
             state, weights = (self._copies or Copies()).copy(live)
         except Exception:
             self._post(Broken(TrainError(f"the learner could not give its state:\n{_trace()}")))
         else:
             self._post(SnapshotTaken(state, weights, perf_counter() - started_s))
 
-    def send_weights(self, send: Callable[[Any], None]) -> None:
+    def send_weights(self, send: Callable[[Any], object]) -> None:
         """Pass a snapshot of the weights to ``send``, at this point of the training."""
-        send(on_cpu(self._learner.weights(), copy=True))
+        send(on_cpu(self._whole_weights(), copy=True))
+
+    def _whole_weights(self) -> Any:
+        """Return the weights; of parts the data."""
+        weights = self._learner.weights()
+        parts = parts_of(weights)
+        return weights if parts is None else {name: part.data for name, part in parts.items()}
 
     def pids(self) -> dict[str, int]:
         """Processes of the learner on this machine, beside the calling one."""
@@ -256,8 +265,9 @@ class LocalRuntime(ABC):
         self._executor.prepare()
         self._post(HealthChanged("learner", "up"))
 
-    def _send_weights(self, version: int, weights: Any) -> None:
+    def _send_weights(self, version: int, weights: Any) -> int:
         self._published = (version, weights)  # one assignment: readers see the old pair or the new one
+        return 0
 
     def _newest(self, at_least: int) -> tuple[int, Any]:
         return self._published
@@ -312,6 +322,8 @@ def _on_cpu(value: Any, torch: Any) -> Any:
         return type(value)({name: _on_cpu(item, torch) for name, item in value.items()})
     if type(value) in (list, tuple):
         return type(value)(_on_cpu(item, torch) for item in value)
+    if isinstance(value, Part):
+        return Part(value.version, _on_cpu(value.data, torch))
     return value
 
 

@@ -36,7 +36,8 @@ from offbeat.runtime.base import describe, with_stack
 from offbeat.runtime.children import WorkerProcess
 from offbeat.runtime.learning import JobThread, LocalRuntime
 from offbeat.runtime.messages import Accept, CutTickets, GiveWork, Message
-from offbeat.runtime.shared import Address, WeightsWriter
+from offbeat.runtime.parts import PublishedWriter
+from offbeat.runtime.shared import Address
 from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.runtime.wire import (
     MOST_SENT,
@@ -104,9 +105,9 @@ class ProcessRuntime(LocalRuntime):
         self._collectors: dict[int, _Collector] = {}
         self._specs: dict[str, ArraySpec] | None = _NONE_IS_UP
         self._slots: dict[int, Slot] = {}  # ticket -> memory of its segment, until it is released
-        self._weights = WeightsWriter()
+        self._weights = PublishedWriter()
         self._announced: Address | None = None
-        self._eval_weights = WeightsWriter()
+        self._eval_weights = PublishedWriter()
         self._evaluator: WorkerProcess | None = None
         self._eval_queue: deque[tuple[int, int, Address]] = deque()
         self._evaluating: int | None = None
@@ -132,8 +133,8 @@ class ProcessRuntime(LocalRuntime):
         self._make_learner(learner_state)
         self._learner_thread = JobThread("learner", self._post)
 
-    def _send_weights(self, version: int, weights: Any) -> None:
-        self._weights.publish(version, weights)
+    def _send_weights(self, version: int, weights: Any) -> int:
+        return self._weights.publish(version, weights)
 
     def _post(self, event: Event) -> None:
         """Report from another thread, and wake the driver up."""

@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from offbeat.runtime.shared import checksum, pack_object, unpack_object
 from offbeat.runtime.spec import Assignment, RunSpec, thread_limits
 from offbeat.runtime.supervision import seconds_since
 from offbeat.runtime.threads import QueueInbox
-from offbeat.types import Array, Batch, StateTree
+from offbeat.types import Array, Batch, Part, StateTree, parts_of
 
 Outcome = tuple[list[Event], list[Any]]
 """Events of a job, and the weights that it made, if any, or a reference to them."""
@@ -169,6 +169,14 @@ class PackedWeights:
         return self.version, unpack_object(self.data.copy())
 
 
+@dataclass(frozen=True, slots=True)
+class PackedParts:
+    """Parts of weights on the way: by name the version, and the packed part or a reference to it."""
+
+    version: int
+    parts: Mapping[str, tuple[int, Any]]
+
+
 class WeightsReader:
     """The newest weights this actor has; others are fetched, with patience."""
 
@@ -177,14 +185,27 @@ class WeightsReader:
         self._retries = assignment.sync_retries
         self._retry_delay_s = assignment.sync_retry_delay_s
         self._have: tuple[int, Any] = (-1, None)
+        self._parts: dict[str, Part] = {}
 
     def get(self, at_least: int, sent: Sequence[Any]) -> tuple[int, Any]:
         """Take what was sent (weights or a reference in a list, empty: nothing new); return the newest."""
         if sent:
-            self._have = self._fetch(sent[0])
+            newest = sent[0]
+            self._have = self._fetch_parts(newest) if isinstance(newest, PackedParts) else self._fetch(newest)
         if self._have[0] < at_least:
             raise SyncTimeout(f"weights of version {at_least} were not sent, {self._have[0]} is the newest")
         return self._have
+
+    def _fetch_parts(self, sent: PackedParts) -> tuple[int, dict[str, Part]]:
+        """Fetch the parts that have changed."""
+        before = self._parts
+        self._parts = {
+            name: before[name]
+            if name in before and before[name].version == version
+            else Part(*self._fetch(packed))
+            for name, (version, packed) in sent.parts.items()
+        }
+        return sent.version, dict(self._parts)
 
     def _fetch(self, sent: Any) -> tuple[int, Any]:
         for attempt in range(1 + self._retries):
@@ -327,6 +348,7 @@ class LearnerActor(SegmentStoreActor):
         self._sync_timeout_s = spec.sync_timeout_s
         self._events: list[Event] = []
         self._references: list[Any] = []
+        self._parts: dict[str, tuple[int, Any]] = {}
         launcher, host = None, "127.0.0.1"
         if placements:
             from offbeat.runtime.ray_ranks import RayRankLauncher
@@ -344,9 +366,20 @@ class LearnerActor(SegmentStoreActor):
         ranks = "".join(f"\n{name}:\n{stack}" for name, stack in self._executor.stacks().items())
         return super().stack() + ranks
 
-    def _put_weights(self, version: int, weights: Any) -> None:
-        packed = PackedWeights.pack(version, weights)
-        self._references = [packed if packed.data.nbytes <= _SMALL_BYTES else ray.put(packed)]
+    def _put_weights(self, version: int, weights: Any) -> int:
+        """Put weights, and of parts those that have changed, where they can be fetched; return their size."""
+        if (parts := parts_of(weights)) is None:
+            reference, num_bytes = _put(version, weights)
+            self._references = [reference]
+            return num_bytes
+        total = 0
+        for name, part in parts.items():
+            if name not in self._parts or self._parts[name][0] != part.version:
+                reference, num_bytes = _put(part.version, part.data)
+                self._parts[name] = (part.version, reference)
+                total += num_bytes
+        self._references = [PackedParts(version, {name: self._parts[name] for name in parts})]
+        return total
 
     def train(self, batch: Batch, keys: Sequence[int | None], store: Any) -> Outcome:
         """Train one round; ``keys`` are those of segments whose data is kept, here or in the ``store``."""
@@ -388,6 +421,13 @@ class LearnerActor(SegmentStoreActor):
         self._events.clear()
         self._references = []
         return events, references
+
+
+def _put(version: int, weights: Any) -> tuple[Any, int]:
+    """Return weights as they are to travel, and their size."""
+    packed = PackedWeights.pack(version, weights)
+    num_bytes = packed.data.nbytes
+    return (packed if num_bytes <= _SMALL_BYTES else ray.put(packed)), num_bytes
 
 
 def _portable(event: Event) -> Event:

@@ -237,8 +237,8 @@ class WeightsWriter:
         """Address for readers, which changes when the weights outgrow their block; None before the first."""
         return self._block.address if self._block is not None else None
 
-    def publish(self, version: int, weights: Any) -> None:
-        """Write a version; one that outgrows the block goes to a larger one.
+    def publish(self, version: int, weights: Any) -> int:
+        """Write a version and return its size; one that outgrows the block goes to a larger one.
 
         The new address counts from when the weights are there. The old block stays, because its address may
         be on the way to a reader. Blocks grow by half at least, so that all outgrown ones together are no
@@ -248,7 +248,7 @@ class WeightsWriter:
         num_bytes = 2 * (_HEAD_BYTES + packed.num_bytes)
         if block is not None and block.size >= num_bytes:
             self._write(block, version, packed)
-            return
+            return packed.num_bytes
         larger = Block.create(num_bytes if block is None else max(num_bytes, block.size * 3 // 2))
         try:
             self._write(larger, version, packed)
@@ -258,6 +258,7 @@ class WeightsWriter:
         self._block = larger
         if block is not None:
             self._outgrown.append(block)
+        return packed.num_bytes
 
     def _write(self, block: Block, version: int, packed: Packed) -> None:
         half = _half(block, self._turn)
@@ -283,7 +284,20 @@ def _half(block: Block, index: int) -> NDArray[np.uint8]:
 def read_weights(block: Block, at_least: int) -> tuple[int, Any] | None:
     """Copy the newest version, if it is ``at_least`` this one; None when it has to be tried again."""
     halves = [_half(block, index) for index in (0, 1)]
-    half = max(halves, key=lambda h: _newest(h[:_HEAD_BYTES].view(np.int64)))
+    return _read_half(max(halves, key=lambda h: _newest(h[:_HEAD_BYTES].view(np.int64))), at_least)
+
+
+def read_version(block: Block, version: int) -> Any | None:
+    """Copy this very version, in a list; None when it is no longer there, or has to be tried again."""
+    for half in (_half(block, 0), _half(block, 1)):
+        if int(half[:_HEAD_BYTES].view(np.int64)[_VERSION]) == version:
+            found = _read_half(half, version)
+            if found is not None and found[0] == version:
+                return [found[1]]
+    return None
+
+
+def _read_half(half: NDArray[np.uint8], at_least: int) -> tuple[int, Any] | None:
     head = half[:_HEAD_BYTES].view(np.int64)
     before, version, size = int(head[_SEQUENCE]), int(head[_VERSION]), int(head[_SIZE])
     if before % 2 or size == 0 or version < at_least:

@@ -33,8 +33,9 @@ from offbeat.pacing.events import (
 from offbeat.roles import Evaluator, progress_to
 from offbeat.runtime.base import describe
 from offbeat.runtime.learning import LazyEvaluator
+from offbeat.runtime.parts import PublishedReader
 from offbeat.runtime.serve import Report, Stamp, SyncTimeout, serve, start
-from offbeat.runtime.shared import Address, Block, copy_object, newest_version, read_weights
+from offbeat.runtime.shared import Address, Block, copy_object, newest_version
 from offbeat.runtime.spec import Assignment
 from offbeat.runtime.wire import (
     DOWN,
@@ -65,6 +66,7 @@ class Weights:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._block: Block | None = None
+        self._reader = PublishedReader()
         self._have: tuple[int, Any] = (-1, None)
 
     def get(self, address: Address, at_least: int) -> tuple[int, Any]:
@@ -75,7 +77,7 @@ class Weights:
         elif (version := self._have[0]) >= at_least and version == newest_version(block):
             return self._have
         give_up_s = time.monotonic() + self._timeout_s
-        while (found := read_weights(block, at_least)) is None:
+        while (found := self._reader.read(block, at_least)) is None:
             if time.monotonic() > give_up_s:
                 raise SyncTimeout(f"weights of version {at_least} did not arrive in {self._timeout_s} s")
             time.sleep(_SYNC_POLL_S)
