@@ -420,7 +420,7 @@ class Coordinator:
     def _cut_stragglers(self, actions: list[Action]) -> None:
         """Ask the tickets to end without which a round of a stream would begin; each once."""
         stragglers, size = self._stragglers, self.config.segments_per_round
-        if stragglers is None or self.config.mode != "stream" or len(self.ledger.ready) < size:
+        if stragglers is None or self.config.mode != "stream" or len(self.ledger.ready) < self._needed():
             return
         rest = self._rest(self.ledger.earliest(size))
         if numbers := stragglers.ask(rest, self.version + 1, size):

@@ -38,9 +38,10 @@ class Members:
         self.up: dict[int, int] = {}
         self._configured = self._num_ever = num_collectors
         self._ledger = ledger
-        self._free: dict[int, int] = {}  # collector -> free capacity, where there is some
+        self._free: dict[int, int] = {}  # collector -> free capacity
         self._by_free: dict[int, IntSet] = {}
-        self._most_free: list[int] = []  # heap of the keys of `_by_free`, negative
+        self._most_free: list[int] = []  # heap of free capacities that some may have, negative
+        self._listed: set[int] = set()  # those in the heap
         self._returned = IntSet()  # collectors that can perhaps take their lost tickets again
         self._losses: Counter[int] = Counter()  # ticket -> collectors that were lost with it
         self._alone: int | None = None  # collector that gets nothing but suspects above k = 0
@@ -121,15 +122,19 @@ class Members:
         free = max(0, self.up.get(collector, 0) - len(held))
         if free and (collector == self._alone or collector in self.leaving or self._holds_suspect(held)):
             free = 0
-        before = self._free.pop(collector, 0)
+        before = self._free.get(collector, 0)
+        if free == before:
+            return
+        self._free[collector] = free
         if before:
             self._by_free[before].discard(collector)
         if free:
-            self._free[collector] = free
-            if free not in self._by_free:
-                self._by_free[free] = IntSet()
+            if (as_free := self._by_free.get(free)) is None:
+                as_free = self._by_free[free] = IntSet()
+            if free not in self._listed:
+                self._listed.add(free)
                 heappush(self._most_free, -free)
-            self._by_free[free].add(collector)
+            as_free.add(collector)
 
     def _holds_suspect(self, held: Collection[int]) -> bool:
         return len(held) == 1 and self._losses.get(next(iter(held)), 0) >= _MOST_LOSSES
@@ -187,7 +192,7 @@ class Members:
             collectors = self._by_free[-self._most_free[0]]
             if collectors:
                 return collectors.next_from(self.home(number))
-            del self._by_free[-heappop(self._most_free)]
+            self._listed.remove(-heappop(self._most_free))
         return None
 
     # ------------------------------------------------------------ state

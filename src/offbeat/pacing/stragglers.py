@@ -19,7 +19,9 @@ class Stragglers:
 
     def begin(self, ticket: Ticket) -> None:
         """Enter a ticket that was issued, for the first time or again."""
-        self._running.setdefault(ticket.deadline, set()).add(ticket.number)
+        if (running := self._running.get(ticket.deadline)) is None:
+            running = self._running[ticket.deadline] = set()
+        running.add(ticket.number)
 
     def end(self, ticket: Ticket) -> None:
         """Forget a ticket that arrived or was lost."""
