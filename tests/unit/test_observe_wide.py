@@ -119,12 +119,15 @@ def test_a_lost_collector_was_at_work_until_then() -> None:
     assert run.train(10.0, 10.0)["pace/collect_idle_ratio"] == pytest.approx(0.5)
 
 
-def test_a_collector_with_one_ticket_is_at_work_while_it_has_it() -> None:
+@pytest.mark.parametrize(("is_wide", "idle"), [(False, 0.5), (True, 1.0 - 0.25 / 8.0)])
+def test_a_collector_with_one_ticket_is_at_work_while_it_has_it_unless_it_is_wide(
+    is_wide: bool, idle: float
+) -> None:
     run = Run()
-    run.tell(CollectorUp(0), 0.0)
+    run.tell(CollectorUp(0, is_wide=is_wide), 0.0)
     run.issue(0, 0.0)
     run.tell(SegmentArrived(made(0, [0]), 0, {}, 0.0, busy_s=0.25), 4.0)
-    assert run.train(8.0, 8.0)["pace/collect_idle_ratio"] == pytest.approx(0.5)
+    assert run.train(8.0, 8.0)["pace/collect_idle_ratio"] == pytest.approx(idle)
 
 
 # ---------------------------------------------------------------- ages

@@ -262,7 +262,7 @@ class Collectors:
     def _up(self, event: CollectorUp, now_s: float) -> None:
         row = self.rows[event.collector]
         row.is_up, self._phase = True, ""
-        row.is_wide |= event.capacity > 1
+        row.is_wide |= event.is_wide or event.capacity > 1
         self._waits.end((row.name, "start"))
         for place, lost_s in row.open_losses.items():
             self.losses[place] = replace(self.losses[place], replaced_s=now_s - lost_s)
