@@ -489,6 +489,17 @@ def test_a_collector_that_reports_work_is_progress_and_one_that_waits_is_none(
         pass_time()
 
 
+def test_a_publish_is_waited_for_though_an_older_one_came_meanwhile() -> None:
+    limits = {"async_training": {"sync_timeout": 5.0, "off_policy_degree": 2, "batch_timeout": 60.0}}
+    run = FakeRun(silent=["publish"], limits=limits, off_policy_degree=2, rounds=9).start()
+    run.runtime.events.append(Published(0))
+    run.step_until(lambda: run.driver.pace.version == 2)
+    run.runtime.events.append(Published(1))
+    run.steps(1)
+    with pytest.raises(StallError, match=r"collectors waits for learner \(weights\)"):
+        run.pass_time(10.0)
+
+
 def test_a_snapshot_that_does_not_come_stalls_the_run(tmp_path: Path) -> None:
     limits = {"runtime": {"train_timeout_s": 50.0}, "async_training": {"batch_timeout": 10.0}}
     run = FakeRun(tmp_path, silent=["snapshot"], limits=limits, checkpoint_at_end=True).start()

@@ -14,10 +14,14 @@ from offbeat.pacing.events import (
     CollectorLeft,
     CollectorRemoved,
     CollectorsAdded,
+    CollectorUp,
+    DialTurned,
+    GatesSet,
     HealthChanged,
     Issued,
     Request,
 )
+from offbeat.run.driver import StartPoint
 from tests.unit.run_fakes import FakeRun
 
 
@@ -111,3 +115,35 @@ def test_table_of_collectors_saves_who_has_left() -> None:
     other = fake_run()
     other.driver.collectors.load_state_dict(state)
     assert list(other.driver.collectors.starts) == [0, 2]
+
+
+def test_second_restart_from_the_same_checkpoint_has_those_who_joined() -> None:
+    run = fake_run()
+    parts = {**run.driver.saving.capture(), "learner": {}}
+    again = FakeRun(rounds=40, off_policy_degree=2, limits={"async_training": {"off_policy_degree": 2}})
+    again.start(StartPoint(4, parts, resumed=True))
+    again.requests.extend([CollectorsAdded(1), DialTurned(3), GatesSet(collect=False), GatesSet()])
+    again.steps(1)
+    assert again.driver.requests_since(4) == [CollectorsAdded(1), DialTurned(3), GatesSet()]
+    assert again.driver.requests_since(5) == [GatesSet()], "that checkpoint knows of the others"
+
+
+def test_saved_members_do_not_change_with_who_leaves_later() -> None:
+    run = fake_run()
+    saved = run.pace.state_dict()
+    run.requests.append(CollectorRemoved(0))
+    run.steps(1)
+    assert run.pace.present == [1]
+    assert saved["members"]["present"] == [0, 1]
+
+
+def test_collector_that_leaves_before_it_came_up_is_not_counted() -> None:
+    run = fake_run(silent=("start_collector",))
+    run.requests.append(CollectorsAdded(2))
+    run.steps(1)
+    run.runtime.events.append(CollectorUp(3))
+    run.steps(2)
+    assert run.driver.meter.num_collectors == 3
+    run.requests.extend([CollectorRemoved(2), CollectorRemoved(3), CollectorRemoved(0)])
+    run.step_until(lambda: len(run.of(CollectorLeft)) == 3)
+    assert run.driver.meter.num_collectors == 1
