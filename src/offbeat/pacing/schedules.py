@@ -98,6 +98,7 @@ class Schedule:
     train_s: float = 1.0
     publish_s: float = 0.0
     snapshot_s: float = 0.0
+    write_s: float = 0.0
     eval_s: float = 0.0
     start_s: float = 0.0
     tail: float | None = None
@@ -134,6 +135,7 @@ def draw_schedule(seed: int) -> Schedule:
         train_s=train_s,
         publish_s=rng.choice((0.0, 0.0, 0.1, rng.uniform(0, 3.0))),
         snapshot_s=rng.choice((0.0, rng.uniform(0, 1.0))),
+        write_s=rng.choice((0.0, 0.1, 0.5)),
         eval_s=rng.choice((0.1, rng.uniform(0, 5.0), rng.uniform(5.0, 60.0))),
         start_s=rng.choice((0.0, rng.uniform(0, 5.0))),
         tail=rng.choice((None, 3.0, 1.5, 1.1)),

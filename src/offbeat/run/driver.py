@@ -105,7 +105,9 @@ class Driver:
     """Drives one start of a run: a pace, a runtime, and observers around one loop.
 
     Two tables are its only books beside the pace's ledger: `Collectors` and `Waits`. ``requests`` are events
-    from any thread. The meter is its first observer; others are added with `observe`.
+    from any thread. The meter is its first observer; others are added with `observe`. ``poll_s`` is the
+    longest pause between two looks at requests: more where each of them ends the wait. ``writer`` and
+    ``system`` (figures of the machine) are given in simulations.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class Driver:
         clock: Callable[[], float],
         requests: deque[Request],
         *,
-        checkpoints: CheckpointManager | None = None,
+        writer: Writer | None = None,
         system: Callable[[float], Metrics] | None = None,
     ) -> None:
         settings, monitor = spec.settings, SystemMonitor()
@@ -141,12 +143,9 @@ class Driver:
             pauses_for_eval=not settings.async_training.enable_async_eval,
             system=system or (lambda now_s: monitor.read(now_s, lambda: runtime.pids().values())),
         )
-        if checkpoints is None and spec.directory is not None:
-            keeps = settings.checkpoint.keep, settings.checkpoint.keep_best
-            checkpoints = CheckpointManager(spec.directory / "checkpoints", *keeps)
         self.begun = BegunWork(self.collectors.rows, spec.saves)
         self.saving = Saving(
-            Writer(checkpoints, clock, beside=not runtime.takes_turns),
+            writer or Writer(_manager_of(spec), clock, beside=not runtime.takes_turns),
             self.begun,
             self.collectors.rows,
             pace,
@@ -641,6 +640,14 @@ class Driver:
         rows, stacks = self.waits.rows(self.clock()), self._runtime.stacks()
         self.emit(Stalled([row.to_record() for row in rows], stacks))
         raise StallError(describe_stall(headline, rows, stacks))
+
+
+def _manager_of(spec: RunSpec) -> CheckpointManager | None:
+    """Return what keeps the checkpoints of a run; None: nothing is saved."""
+    if spec.directory is None:
+        return None
+    config = spec.settings.checkpoint
+    return CheckpointManager(spec.directory / "checkpoints", config.keep, config.keep_best)
 
 
 def _is_progress(event: Event) -> bool:

@@ -178,7 +178,7 @@ class SimulatedRuntime:
     """
 
     replaces_collectors = True
-    takes_turns = True
+    takes_turns = False
     progress: Mapping[str, str] = {}
 
     def __init__(

@@ -37,6 +37,7 @@ from offbeat.roles import PerWorker, WorkerContext
 from offbeat.run.driver import Driver, StartPoint
 from offbeat.run.observers import ScheduleRecorder
 from offbeat.run.restarts import OpenRun, RestartPolicy, start_point
+from offbeat.run.writing import Outcome, Writer
 from offbeat.runtime.spec import RunSpec
 from offbeat.seeding import derive_seed, reseed
 from offbeat.testing.books import WINDOW_S, Books, require
@@ -110,6 +111,42 @@ class Checkpoints(CheckpointManager):
             raise CheckpointError("nothing was saved")
         version = max(self._kept) if version is None else version
         return LoadedCheckpoint(version, pickle.loads(self._kept[version]), {}, Path(), None)
+
+
+class SimulatedWriter(Writer):
+    """Writes beside the driver, which takes up to ``write_s`` of simulated time."""
+
+    def __init__(
+        self, manager: CheckpointManager, world: World, write_s: float, runtime: SimulatedRuntime
+    ) -> None:
+        super().__init__(manager, world.now_s, beside=True)
+        self._world, self._write_s, self._runtime = world, write_s, runtime
+        self._jobs: deque[Callable[[], Outcome]] = deque()
+        self._ends_s = 0.0
+
+    def _do(self, job: Callable[[], Outcome]) -> Outcome:
+        """Do a job after those before it, some time later."""
+        self._num_jobs += 1
+        self._jobs.append(job)
+        now_s = self._world.time_s
+        self._ends_s = max(now_s, self._ends_s) + self._write_s * self._world.rng.random()
+        self._world.plan(self._ends_s - now_s, self._do_next)
+        return ()
+
+    def _do_next(self) -> None:
+        if self._jobs:
+            self._report(self._jobs.popleft())
+            self._runtime.interrupt()
+
+    def await_soon(self) -> float:
+        """Wait for nothing: the driver goes on."""
+        return 0.0
+
+    def settle(self, limit_s: float) -> bool:
+        """Do all that is left."""
+        while self._jobs:
+            self._report(self._jobs.popleft())
+        return True
 
 
 def settings_of(schedule: Schedule) -> Settings:
@@ -334,7 +371,7 @@ class Simulation:
             self._runtime,
             self.world.now_s,
             self._requests,
-            checkpoints=self._checkpoints,
+            writer=SimulatedWriter(self._checkpoints, self.world, self.schedule.write_s, self._runtime),
             system=no_figures,
         )
         driver.poll_s = math.inf
