@@ -127,6 +127,9 @@ def draw_schedule(seed: int) -> Schedule:
     if rng.random() < _LARGE:
         config, collectors = _enlarged(rng, config)
     collect_s, train_s = _draw_collect_s(rng, config.num_collectors), rng.uniform(0.1, 2.0)
+    if collectors is not None:  # its pieces are so far in units of the mean time for a segment
+        mean_s = sum(collect_s) / len(collect_s)
+        collectors = replace(collectors, piece_s=mean_s * collectors.piece_s)
     length_s = _rough_length_s(config, collect_s, train_s)
     schedule = Schedule(
         config=config,
@@ -158,9 +161,9 @@ def _draw_collectors(rng: Random, config: PaceConfig) -> Collectors | None:
     one_by_one = rng.choice((0.0, 0.0, 0.5))
     return Collectors(
         tuple(0 if rng.random() < one_by_one else capacity for capacity in capacities),
-        piece_s=rng.choice((0.3, 1.0, 10.0)),
+        piece_s=rng.choice((0.2, 1.0, 5.0)),
         changes=rng.choice((0.0, 0.05, 0.3)),
-        sleeps=rng.choice((0.0, 0.0, 0.3)),
+        sleeps=rng.choice((0.0, 0.0, 0.0, 0.3)),
         drops=rng.choice((0.0, 0.0, 0.0, 0.1, 0.5, 0.99)),
         answer_s=rng.choice((0.0, 0.1, rng.uniform(0, 4.0))),
         saves=rng.random() < 0.8,

@@ -78,7 +78,7 @@ from offbeat.types import Batch, Metrics, StateTree
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.25
-_WRITING_POLL_S = 0.01
+_WRITING_SHARE = 0.04  # of a pause, when the end of the run waits for nothing but the disk
 _AT_ONCE_S = 0.5
 _UNSAVED = (GatesSet, GoalReached)
 """Requests that no checkpoint knows of: they hold for the whole run, also when it is restarted."""
@@ -356,7 +356,7 @@ class Driver:
     def step(self, at_most_s: float = _POLL_S) -> None:
         """Wait for events, apply and emit each, decide once, perform, and check the waits."""
         polled_s = self._extend_if_suspended(self._left_s)
-        poll_s = _WRITING_POLL_S if "write" in self.waits else self.poll_s
+        poll_s = self.poll_s * (_WRITING_SHARE if "write" in self.waits else 1.0)
         until_s = min(polled_s + min(at_most_s, poll_s), self._wake_s, self.waits.next_s())
         timeout_s = 0.0 if self._requests else max(0.0, until_s - polled_s)
         events = self._runtime.wait(timeout_s)
