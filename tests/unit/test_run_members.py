@@ -128,6 +128,15 @@ def test_second_restart_from_the_same_checkpoint_has_those_who_joined() -> None:
     assert again.driver.requests_since(5) == [GatesSet()], "that checkpoint knows of the others"
 
 
+def test_requests_of_members_after_the_end_change_nothing() -> None:
+    run = fake_run(rounds=2, silent=("snapshot",))
+    run.step_until(lambda: run.driver.finish is not None)
+    run.requests.extend([CollectorsAdded(1), CollectorRemoved(0), CollectorRemoved(1)])
+    run.steps(1)
+    assert len(run.driver.collectors.starts) == 2
+    assert not run.of(CollectorRemoved)
+
+
 def test_saved_members_do_not_change_with_who_leaves_later() -> None:
     run = fake_run()
     saved = run.pace.state_dict()

@@ -420,7 +420,7 @@ class Driver:
             self.is_to_stop, self._stop_reason = True, self._stop_reason or request.reason
         else:
             if isinstance(request, CollectorsAdded | CollectorRemoved):
-                if (allowed := self._allowed(request)) is None:
+                if self.finish is not None or (allowed := self._allowed(request)) is None:
                     return
                 request = allowed
             elif isinstance(request, _UNSAVED):  # only the last one of its kind holds
