@@ -38,6 +38,7 @@ from offbeat.types import Batch, Metrics, Piece, StateTree, Ticket
 
 _MOST_PLANNED = 50_000
 _MOST_LOSSES = 2
+_OFTEN_S = 0.1
 _MOST_IDLE_WAITS = 50
 _LATE_S = 1e-3  # a wait that finds nothing ends a little late
 _NOT_YET = Weights(-1, 0)
@@ -393,7 +394,8 @@ class SimulatedRuntime:
         self._post(worker)
         assert worker.server is not None
         timeout_s = 0.0 if worker.inbox else worker.server.poll_timeout_s
-        if timeout_s is not None:
+        looks_for_weights = timeout_s is not None and 0.0 < timeout_s < _OFTEN_S  # those that come wake it
+        if timeout_s is not None and not looks_for_weights:
             self._plan_step(worker, timeout_s)
 
     def _post(self, worker: _Worker) -> None:
@@ -476,7 +478,7 @@ class SimulatedRuntime:
         self._failures = 0
         if version > self._newest.version:
             self._newest = weights
-        for worker in self._workers.values():  # those that wait for weights look often
+        for worker in self._workers.values():
             if worker.server is not None and not worker.is_gone:
                 self._wake(worker)
         checksum = Checksum.of(weights.digest & 0xFFFFFFFF)
