@@ -215,7 +215,8 @@ class ProcessRuntime(LocalRuntime):
 
     def end_collector(self, index: int) -> None:
         """End a collector that holds no ticket."""
-        self._remove(self._collectors[index])
+        if (collector := self._collectors.get(index)) is not None:
+            self._remove(collector)
 
     def collect(self, ticket: Ticket, begun: StateTree | None = None, script: tuple[Piece, ...] = ()) -> None:
         """Send the ticket to its collector, behind those that are there."""

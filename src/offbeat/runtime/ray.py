@@ -8,10 +8,8 @@ what describes it. A segment has arrived when it is safe there.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import os
-import pickle
 import queue
 import sys
 import time
@@ -28,15 +26,11 @@ import psutil
 from offbeat.errors import ConfigError, LearnerLost, OffbeatError, TrainError
 from offbeat.pacing.events import (
     Broken,
-    CollectorDown,
-    CollectorUp,
     EvalDone,
     Event,
     HealthChanged,
     LearnerDown,
-    OpenWork,
     RoundTrained,
-    SegmentArrived,
     SnapshotTaken,
 )
 
@@ -45,9 +39,8 @@ try:
 except ImportError:
     raise ConfigError('runtime.kind=ray needs Ray: pip install "offbeat[ray]"') from None
 
-from offbeat.runtime.base import describe
 from offbeat.runtime.copies import Copies
-from offbeat.runtime.messages import Accept, CutTickets, GiveWork, Message
+from offbeat.runtime.messages import Accept, CutTickets
 from offbeat.runtime.ray_actors import (
     Actor,
     CollectorActor,
@@ -58,36 +51,28 @@ from offbeat.runtime.ray_actors import (
     Started,
 )
 from offbeat.runtime.ray_cluster import (
-    ACCEPT,
-    CARRY,
     LIFE,
     STACK_WAIT_S,
-    STORE,
     Cluster,
     is_reachable,
     kill_actor,
     make_actor,
 )
+from offbeat.runtime.ray_collecting import CollectorActors, Handler
 from offbeat.runtime.ray_placement import Placement, another_placement, cpus_of, place, requests_of
 from offbeat.runtime.ray_refs import (
     ActorRef,
-    CollectorRef,
-    PendingReport,
     RemoteSegmentData,
     how_it_ended,
 )
-from offbeat.runtime.serve import Report
 from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.runtime.supervision import Pulse, process_state
 from offbeat.types import Batch, Piece, StateTree, Ticket
 
-_TICKETS_AHEAD = 2
 _RANK_WAITS = 3  # for the ranks to be there, to meet, and to make the learner
 _CLOSE_TIMEOUT_S = 5.0
 _SUSPENDED_S = 2.0
 _LOOK_EVERY_S = 0.25
-
-Handler = Callable[[Future[Any]], None]
 
 
 class RayRuntime:
@@ -101,10 +86,7 @@ class RayRuntime:
         self._answers: queue.SimpleQueue[tuple[Handler, Future[Any]]] = queue.SimpleQueue()
         self._events: deque[Event] = deque()
         self._actors: list[ActorRef] = []
-        self._collectors: dict[int, CollectorRef] = {}
-        self._keys = itertools.count()
-        self._held: dict[int, int] = {}  # ticket -> key of its segment
-        self._published: tuple[int, list[Any]] = (-1, [])
+        self._collectors = CollectorActors(self._events, self._then, self._end, self._store_down)
         self._jobs: deque[tuple[str, tuple[Any, ...], Callable[[list[Any]], None]]] = deque()
         self._is_busy = False
         self._training = Batch(0, (), 0)
@@ -115,7 +97,6 @@ class RayRuntime:
         self._node_id = ""
         self._spec: RunSpec
         self._learner: ActorRef
-        self._segment_store: ActorRef
         self._store: ActorRef | None = None
         self._copies = Copies()
 
@@ -132,13 +113,14 @@ class RayRuntime:
         self._placements = place(requests, self._cluster.nodes(), spec)
         ranks = [where for name, where in self._placements.items() if name.startswith("learner_rank_")]
         payload = (spec, learner_state, ranks)
-        self._learner = self._segment_store = self._make("learner", LearnerActor, "learner", payload)
+        self._learner = self._make("learner", LearnerActor, "learner", payload)
         self._report(self._learner, "starting")
         if spec.settings.learner.num_ranks > 1:
             self._then(self._learner.ask("ping", group=LIFE), partial(self._wait_for_ranks, self._learner))
         if spec.mode == "replay":
-            self._store = self._segment_store = self._make("store", SegmentStoreActor, "store", None)
+            self._store = self._make("store", SegmentStoreActor, "store", None)
             self._report(self._store, "starting")
+        self._collectors.keep_with(self._store or self._learner, spec.sync_timeout_s, self._node_id)
         for collector, start in collectors.items():
             self.start_collector(collector, start)
         self._wait_for_learner()
@@ -184,7 +166,7 @@ class RayRuntime:
 
     def start_collector(self, collector: int, start: CollectorState) -> None:
         """Make a collector's actor, on the same node as the one before if that is still there."""
-        if (before := self._collectors.pop(collector, None)) is not None:
+        if (before := self._collectors.by_index.pop(collector, None)) is not None:
             self._end(before.actor)
         component = f"collector_{collector}"
         placement = self._placements.get(component) or self._place_joining(component)
@@ -192,9 +174,7 @@ class RayRuntime:
             taken = [actor.placement for actor in self._actors]
             self._placements[component] = another_placement(placement, taken, self._cluster.nodes())
         payload = self._spec.collector(collector, start)
-        actor = self._make(component, CollectorActor, f"worker_{collector}", payload)
-        self._collectors[collector] = CollectorRef(collector, actor)
-        self._take(self._collectors[collector])
+        self._collectors.add(collector, self._make(component, CollectorActor, f"worker_{collector}", payload))
 
     def _place_joining(self, component: str) -> Placement:
         """Find a place like the others' for a collector that joins.
@@ -210,13 +190,13 @@ class RayRuntime:
 
     def kill_collector(self, collector: int, reason: str) -> None:
         """Kill a collector that hangs, with its stack in the report."""
-        if (found := self._collectors.get(collector)) is None:  # it died: its `CollectorDown` is on the way
-            return
+        if (found := self._collectors.by_index.get(collector)) is None:
+            return  # it died: its `CollectorDown` is on the way
         if not found.actor.is_up:
-            self._collector_down(found, f"{found.actor} {reason}: {_room_for(found.actor)}")
+            self._collectors.down(found, f"{found.actor} {reason}: {_room_for(found.actor)}")
             return
         stack = self._stacks([found.actor])[found.actor.component]
-        self._collector_down(found, f"{found.actor} {reason}, it was here:\n{stack}")
+        self._collectors.down(found, f"{found.actor} {reason}, it was here:\n{stack}")
 
     @property
     def progress(self) -> Mapping[str, str]:
@@ -229,9 +209,7 @@ class RayRuntime:
         for actor in actors:
             kill_actor(actor.handle)
         self._collectors.clear()
-        self._held.clear()
         self._jobs.clear()
-        self._published = (-1, [])
         here = [actor for actor in actors if actor.node_id == self._node_id]
         processes = []
         for pid in (pid for actor in here for pid in (actor.pid, *actor.pids.values())):
@@ -271,148 +249,31 @@ class RayRuntime:
 
     def end_collector(self, index: int) -> None:
         """End a collector that holds no ticket."""
-        self._end(self._collectors.pop(index).actor)
+        if (found := self._collectors.by_index.pop(index, None)) is not None:
+            self._end(found.actor)
 
     def collect(self, ticket: Ticket, begun: StateTree | None = None, script: tuple[Piece, ...] = ()) -> None:
         """Line the ticket up for its collector."""
-        self._tell(ticket.collector, Accept(ticket, begun, script))
+        self._collectors.tell(ticket.collector, Accept(ticket, begun, script))
 
     def cut(self, tickets: Sequence[Ticket]) -> None:
         """Tell the collectors, behind what they were told before."""
         for index in {ticket.collector for ticket in tickets}:
             held = tuple(ticket.number for ticket in tickets if ticket.collector == index)
-            self._tell(index, CutTickets(held))
+            self._collectors.tell(index, CutTickets(held))
 
     def ask_work(self) -> Sequence[int]:
         """Ask the wide collectors; each answers between two pieces of work, once if asked twice before."""
-        asked = [collector for collector in self._collectors.values() if collector.actor.is_wide]
-        for collector in asked:
-            if not collector.is_asked:
-                collector.is_asked = True
-                self._tell(collector.index, GiveWork())
-        return [collector.index for collector in asked]
+        return self._collectors.ask_work()
 
     def working_s(self, index: int) -> float | None:
         """Return how long the piece of work at hand lasts, by the last sign of life; silence counts, too."""
-        collector = self._collectors.get(index)
+        collector = self._collectors.by_index.get(index)
         return None if collector is None else collector.actor.working_s(time.monotonic())
-
-    def _tell(self, index: int, message: Message) -> None:
-        collector = self._collectors.get(index)
-        if collector is None:  # it died and its `CollectorDown` is on the way: the ticket is lost with it
-            return
-        collector.waiting.append(message)
-        self._send_messages(collector)
-
-    def _send_messages(self, collector: CollectorRef) -> None:
-        """Send what waits, as far as there is room, and new weights where the actor has work for them."""
-        if collector.actor.is_gone:
-            return
-        most_held, messages = max(_TICKETS_AHEAD, collector.actor.capacity), list[Message]()
-        while collector.waiting:
-            message = collector.waiting[0]
-            if isinstance(message, Accept):
-                if len(collector.held) >= most_held:
-                    break
-                collector.held.add(message.ticket.number)
-            messages.append(collector.waiting.popleft())
-        version, references = self._published
-        sent = references if version > collector.weights_version and collector.held else []
-        if messages or sent:
-            collector.weights_version = version if sent else collector.weights_version
-            collector.actor.ask("tell", messages, sent, group=ACCEPT, num_returns=0)
-
-    def _take(self, collector: CollectorRef) -> None:
-        """Have the next reports of a collector, in their order."""
-        reports, data = collector.actor.ask("take", num_returns=2)
-        self._then(reports, partial(self._on_reports, collector, data))
-
-    def _on_reports(self, collector: CollectorRef, data: Any, future: Future[Any]) -> None:
-        if collector.actor.is_gone:
-            return
-        if (error := future.exception()) is not None:
-            raised = isinstance(error, ray.exceptions.RayTaskError)  # what it collected cannot be sent
-            text = f"collector {collector.index} raised:\n{error}"
-            self._collector_down(collector, text if raised else how_it_ended(collector.actor, error), raised)
-            return
-        stored: list[PendingReport] = []
-        for packed in future.result():
-            try:
-                report = pickle.loads(packed)
-            except Exception as unreadable:  # such as an object whose module is not there
-                text = f"a segment of {collector.actor} could not be read: {describe(unreadable)}"
-                report = CollectorDown(collector.index, text, raised=True)
-            if isinstance(report, CollectorDown):
-                text = report.reason if report.raised else f"{collector.actor}: {report.reason}"
-                self._collector_down(collector, text, report.raised)
-                return
-            stored += self._on_report(collector, report)
-        if stored:
-            keys = [one.key for one in stored]
-            asked = self._segment_store.ask("put", keys, [data], self._spec.sync_timeout_s, group=CARRY)
-            self._then(asked, partial(self._on_stored, collector, stored))
-        self._forward(collector)
-        self._send_messages(collector)
-        self._take(collector)
-
-    def _on_report(self, collector: CollectorRef, report: Report) -> list[PendingReport]:
-        """Line a report up behind those before; return it if its data is to be brought to the learner."""
-        pending = PendingReport(report)
-        match report:
-            case SegmentArrived(segment):
-                collector.held.discard(segment.ticket.number)
-                if segment.data is None:
-                    pending = PendingReport(report, next(self._keys), is_stored=False)
-            case CollectorUp(_, capacity):
-                collector.actor.capacity = capacity
-                pending = PendingReport(self._up(collector.actor))
-            case OpenWork():
-                collector.is_asked = False
-        collector.arriving.append(pending)
-        return [] if pending.is_stored else [pending]
-
-    def _on_stored(
-        self, collector: CollectorRef, stored: Sequence[PendingReport], future: Future[Any]
-    ) -> None:
-        if self._segment_store.is_gone:
-            return
-        if (error := future.exception()) is not None:
-            self._store_down(self._segment_store, how_it_ended(self._segment_store, error))
-        elif collector.actor.is_gone:  # its tickets were lost with it and are collected again
-            self._drop([one.key for one in stored if one.key is not None])
-        elif (reason := future.result()) is not None:
-            self._collector_down(collector, f"{collector.actor}: segments were lost: {reason}")
-        else:
-            for one in stored:
-                one.is_stored = True
-            self._forward(collector)
-
-    def _forward(self, collector: CollectorRef) -> None:
-        """Report in the order of the collector: each segment brings its state."""
-        while collector.arriving and collector.arriving[0].is_stored:
-            pending = collector.arriving.popleft()
-            event = pending.event
-            if isinstance(event, SegmentArrived) and pending.key is not None:
-                segment = event.segment
-                self._held[segment.ticket.number] = pending.key
-                data = RemoteSegmentData(self._segment_store.handle, pending.key, self._spec.sync_timeout_s)
-                event = replace(event, segment=replace(segment, data=data))
-            self._events.append(event)
 
     def release(self, tickets: Sequence[int]) -> None:
         """The segments of these tickets are no longer needed."""
-        self._drop([self._held.pop(ticket) for ticket in tickets if ticket in self._held])
-
-    def _drop(self, keys: Sequence[int]) -> None:
-        if keys and not self._segment_store.is_gone:
-            self._segment_store.ask("drop", keys, group=STORE, num_returns=0)
-
-    def _collector_down(self, collector: CollectorRef, reason: str, raised: bool = False) -> None:
-        self._end(collector.actor)
-        if self._collectors.get(collector.index) is collector:
-            del self._collectors[collector.index]
-        self._drop([one.key for one in collector.arriving if one.is_stored and one.key is not None])
-        self._events.append(CollectorDown(collector.index, reason, raised))
+        self._collectors.release(tickets)
 
     # ------------------------------------------------------------ learning
 
@@ -429,13 +290,7 @@ class RayRuntime:
 
     def publish(self, version: int) -> None:
         """Put the weights into the object store when the learner comes to it."""
-        self._submit("publish", version, then=partial(self._keep_weights, version))
-
-    def _keep_weights(self, version: int, references: list[Any]) -> None:
-        if references:
-            self._published = (version, references)
-            for collector in self._collectors.values():
-                self._send_messages(collector)
+        self._submit("publish", version, then=partial(self._collectors.publish, version))
 
     def snapshot(self) -> None:
         """Copy the learner when it comes to it."""
@@ -580,22 +435,17 @@ class RayRuntime:
         actor.pulse = Pulse(timeout_s, time.monotonic())
         actor.answered_s = time.monotonic()
         if actor.component.startswith("collector"):
-            self._events.append(self._up(actor))
+            self._events.append(self._collectors.up(actor))
         else:
             self._report(actor, "up")
 
-    def _up(self, actor: ActorRef) -> CollectorUp:
-        pid = actor.pid if actor.node_id == self._node_id else None
-        index = int(actor.component.rpartition("_")[2])
-        return CollectorUp(index, actor.capacity, pid, actor.is_wide)
-
     def _down(self, actor: ActorRef, reason: str, raised: OffbeatError | str | None = None) -> None:
         """Report that an actor of any role is gone, or what it ``raised`` while starting."""
-        of_actor = (collector for collector in self._collectors.values() if collector.actor is actor)
+        of_actor = (collector for collector in self._collectors.by_index.values() if collector.actor is actor)
         if actor is self._evaluator:
             self._evaluator_down(actor, reason)
         elif (collector := next(of_actor, None)) is not None:
-            self._collector_down(collector, reason, raised=raised is not None)
+            self._collectors.down(collector, reason, raised=raised is not None)
         elif raised is not None:
             self._events.append(Broken(raised if isinstance(raised, OffbeatError) else TrainError(reason)))
         elif actor is self._learner or actor is self._store:

@@ -12,7 +12,6 @@ import ray
 
 from offbeat.errors import LearnerLost
 from offbeat.pacing.events import Event
-from offbeat.runtime.messages import Message
 from offbeat.runtime.ray_cluster import STORE, cause_of
 from offbeat.runtime.ray_placement import Placement
 from offbeat.runtime.supervision import Pulse
@@ -99,11 +98,7 @@ class PendingReport:
 
 @dataclass(slots=True, eq=False)
 class CollectorRef:
-    """A collector's actor, what it was told, and what comes from it.
-
-    As many tickets as it wants to hold are with the actor, and two at least, so that it need not wait for a
-    round trip; the others wait here.
-    """
+    """A collector's actor, the tickets that are there, and what comes from it."""
 
     index: int
     actor: ActorRef
@@ -111,7 +106,6 @@ class CollectorRef:
     is_asked: bool = False
     """It is to answer with its begun work."""
     weights_version: int = -1
-    waiting: deque[Message] = field(default_factory=deque)
     arriving: deque[PendingReport] = field(default_factory=deque)
 
 

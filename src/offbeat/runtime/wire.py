@@ -56,8 +56,8 @@ class ToDriver(NamedTuple):
 
 def pack_ticket(ticket: Ticket) -> bytes:
     """Pack a ticket for its collector's worker."""
-    number, _, *rest = ticket.as_row()
-    return _TO_WORKER.pack(TICKET, number, *rest)
+    row = ticket.as_row()
+    return _TO_WORKER.pack(TICKET, row[0], *row[2:])
 
 
 def pack_weights(address: Address) -> bytes:
@@ -98,7 +98,7 @@ class WorkerInput:
         self._descriptor, self._wake_fd = descriptor, wake_fd
         self._collector = collector
         self._rest = b""
-        self._begun: tuple[StateTree | None, tuple[Piece, ...]] = (None, ())  # of the next ticket
+        self._begun: tuple[StateTree | None, tuple[Piece, ...]] | None = None  # of the next ticket
         self._num_taken = 0
         self._poll = select.poll()
         for one in (descriptor,) if wake_fd is None else (descriptor, wake_fd):
@@ -129,13 +129,13 @@ class WorkerInput:
         end = len(data) - len(data) % _TO_WORKER.size
         self._rest = data[end:]
         messages: list[Message] = []
-        for kind, *fields in _TO_WORKER.iter_unpack(data[:end]):
-            if kind == TICKET:
-                number, *rest = fields
-                messages.append(Accept(Ticket(number, self._collector, *rest), *self._begun))
-                self._begun = (None, ())
-            else:
-                messages += self._unpack(kind, fields)
+        for record in _TO_WORKER.iter_unpack(data[:end]):
+            if record[0] != TICKET:
+                messages += self._unpack(record[0], record[1:])
+                continue
+            ticket, begun = Ticket(record[1], self._collector, *record[2:]), self._begun
+            messages.append(Accept(ticket) if begun is None else Accept(ticket, *begun))
+            self._begun = None
         self._num_taken += end // _TO_WORKER.size
         if self._num_taken >= MOST_SENT // 2:
             write_all(self._descriptor, pack_text(TAKEN, b"", self._num_taken))
