@@ -37,8 +37,6 @@ def test_a_saved_segment_comes_back() -> None:
     ("name", "value"),
     [
         ("ticket", [7, "x", 3, 4, 812]),
-        ("data", {"obs": 3}),
-        ("data", []),
         ("versions", "3"),
         ("versions", np.array(["3"])),
         ("units", {"env_steps": "4"}),

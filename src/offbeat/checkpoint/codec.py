@@ -58,13 +58,21 @@ def pack(tree: StateTree, root: str = "state") -> tuple[Json, dict[str, Array]]:
 
 def check_state(state: StateTree | None, name: str) -> None:
     """Raise ConfigError, with the place and the fix, when a checkpoint could not hold a role's state."""
+    fix = "Leave it out and make it anew in load_state_dict (a collector that cannot do so returns None)"
+    _check(state, name, fix)
+
+
+def check_data(data: StateTree, name: str) -> None:
+    """Raise ConfigError, with the place and the fix, when a checkpoint could not hold a segment's data."""
+    _check(data, name, "Segments that wait for training are saved, too: return arrays and plain values")
+
+
+def _check(tree: StateTree, name: str, fix: str) -> None:
     try:
-        pack(state, root=name)
+        pack(tree, root=name)
     except CheckpointError as error:
-        raise ConfigError(
-            f"{error}. Leave it out and make it anew in load_state_dict (a collector that cannot do so "
-            "returns None), or train without checkpoints: checkpoint.enabled=false"
-        ) from error
+        text = f"{error}. {fix}, or train without checkpoints: checkpoint.enabled=false"
+        raise ConfigError(text) from error
 
 
 def unpack(skeleton: Json, arrays: Mapping[str, Array]) -> StateTree:

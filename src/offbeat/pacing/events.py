@@ -210,6 +210,11 @@ class SnapshotTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class LearnerStateless:
+    """The learner has no state that could be saved, so no checkpoint is; told before its first round."""
+
+
+@dataclass(frozen=True, slots=True)
 class LearnerDown:
     """The learner, or one of its ranks, died: the run can only continue from a checkpoint."""
 
@@ -410,6 +415,7 @@ Event = (
     | Published
     | PublishFailed
     | SnapshotTaken
+    | LearnerStateless
     | LearnerDown
     | EvalDone
     | Saved

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from operator import index
-from typing import Any
 
 import numpy as np
 
@@ -32,9 +30,8 @@ class StreamStore:
         return tuple([self._segments.pop(ticket) for ticket in tickets])
 
     def state_dict(self) -> StateTree:
-        """All segments that a checkpoint can hold: those whose data are mappings of arrays."""
-        segments = map(_here, self._segments.values())
-        return {"segments": [_to_tree(segment) for segment in segments if _is_arrays(segment.data)]}
+        """All segments, with their own arrays: whoever keeps them for longer than a round copies them."""
+        return {"segments": [_to_tree(segment) for segment in self._segments.values()]}
 
     def load_state_dict(self, state: StateTree) -> None:
         """Restore what `state_dict` gave."""
@@ -42,19 +39,10 @@ class StreamStore:
         self._segments = {segment.ticket.number: segment for segment in segments}
 
 
-def _here(segment: Segment) -> Segment:
-    return replace(segment, data=segment.data.fetch()) if isinstance(segment.data, RemoteData) else segment
-
-
-def _is_arrays(data: Any) -> bool:
-    arrays = isinstance(data, dict) and all(isinstance(value, np.ndarray) for value in data.values())
-    return arrays and all(value.dtype.kind in "biuf" for value in data.values())
-
-
 def _to_tree(segment: Segment) -> dict[str, StateTree]:
     return {
         "ticket": list(segment.ticket.as_row()),
-        "data": segment.data,
+        "data": segment.data.fetch() if isinstance(segment.data, RemoteData) else segment.data,
         "versions": segment.versions,
         "units": dict(segment.units),
         "episodes": {"returns": list(segment.episodes.returns), "lengths": list(segment.episodes.lengths)},
@@ -66,12 +54,12 @@ def _to_tree(segment: Segment) -> dict[str, StateTree]:
 
 def _from_tree(tree: dict[str, StateTree]) -> Segment:
     """Return a segment; TypeError, among others, when the tree has another form than `_to_tree` gives it."""
-    data, versions, episodes = tree["data"], tree["versions"], tree["episodes"]
-    if not _is_arrays(data) or not isinstance(versions, np.ndarray) or versions.dtype.kind != "i":
-        raise TypeError("a segment without arrays")
+    versions, episodes = tree["versions"], tree["episodes"]
+    if not isinstance(versions, np.ndarray) or versions.dtype.kind != "i":
+        raise TypeError("versions that are no integers")
     return Segment(
         ticket=Ticket(*map(index, tree["ticket"])),
-        data=data,
+        data=tree["data"],
         versions=versions,
         units={unit: index(count) for unit, count in tree["units"].items()},
         episodes=Episodes(tuple(numbers(episodes["returns"])), tuple(map(index, episodes["lengths"]))),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from offbeat.checkpoint import check_state
-from offbeat.pacing.events import Handlers, OpenWork, SegmentArrived
+from offbeat.pacing.events import Handlers, LearnerStateless, OpenWork, SegmentArrived
 from offbeat.run.collectors import Collector
 from offbeat.types import StateTree
 
@@ -23,7 +23,7 @@ class BegunWork:
 
     def handlers(self) -> Handlers:
         """Return the handlers of a run's events."""
-        return {SegmentArrived: self._arrived}
+        return {SegmentArrived: self._arrived, LearnerStateless: self._learner_stateless}
 
     def take(self, event: OpenWork) -> None:
         """Take the answer of a collector."""
@@ -46,6 +46,9 @@ class BegunWork:
     def load(self, saved: Mapping[int, StateTree]) -> None:
         """Continue with what a checkpoint holds."""
         self._trees = dict(saved)
+
+    def _learner_stateless(self, event: LearnerStateless, now_s: float) -> None:
+        self._saves = False
 
     def _arrived(self, event: SegmentArrived, now_s: float) -> None:
         self._trees.pop(event.segment.ticket.number, None)

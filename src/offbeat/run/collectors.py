@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from offbeat.checkpoint import check_state
+from offbeat.checkpoint import check_data, check_state
 from offbeat.config.settings import Settings
 from offbeat.errors import CollectError
 from offbeat.pacing.events import (
@@ -19,11 +19,13 @@ from offbeat.pacing.events import (
     CollectorWorked,
     Handlers,
     Issued,
+    LearnerStateless,
     RoundTrained,
     SegmentArrived,
 )
 from offbeat.run.waits import Wait, Waits
 from offbeat.runtime.spec import CollectorState
+from offbeat.types import RemoteData
 
 _MOST_FAILURES = 3
 _WORK_LIMIT = "async_training.generation_timeout"
@@ -83,7 +85,8 @@ class Collectors:
     """Rows of all collectors, updated by the events of a run.
 
     ``start``, ``kill`` and ``working_s`` are the runtime's; the deadlines of rows are `Waits`.
-    ``version`` returns the round. ``saves``: states go into checkpoints, so each collector's first is tried.
+    ``version`` returns the round. ``saves``: states and segments go into checkpoints, so the first of each
+    collector are tried.
     """
 
     def __init__(
@@ -126,9 +129,13 @@ class Collectors:
             SegmentArrived: self._arrived,
             CollectorWorked: self._worked,
             RoundTrained: self._round_trained,
+            LearnerStateless: self._learner_stateless,
             CollectorRemoved: self._leaving,
             CollectorLeft: self._left,
         }
+
+    def _learner_stateless(self, event: LearnerStateless, now_s: float) -> None:
+        self._saves = False
 
     @property
     def starts(self) -> dict[int, CollectorState]:
@@ -182,6 +189,8 @@ class Collectors:
             self._count(row, event.busy_s + event.state_s, now_s)
         if not row.has_worked and self._saves:
             check_state(event.state, f"{row.name}.state_dict()")
+            data = segment.data.fetch() if isinstance(segment.data, RemoteData) else segment.data
+            check_data(data, f"segment.data of {row.name}")
         row.has_worked, row.is_used, row.losses_in_a_row = True, True, 0
         if event.state is not row.start.state:
             row.start = CollectorState(row.start.incarnation, event.state)

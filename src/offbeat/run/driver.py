@@ -48,6 +48,7 @@ from offbeat.pacing.events import (
     HealthChanged,
     Issued,
     LearnerDown,
+    LearnerStateless,
     Notice,
     OpenWork,
     Published,
@@ -489,6 +490,8 @@ class Driver:
                     self.notice(text, is_warning=True)
                 for one in self.saving.writer.score(event):
                     self.emit(one)
+            case LearnerStateless():
+                self.saving.give_up()
             case SnapshotTaken():
                 self.saving.snapshot_taken(event)
             case OpenWork():

@@ -141,6 +141,8 @@ class Saving:
         hand is skipped; the last one of the run waits.
         """
         self.poll()
+        if whole and not self.writer.saves:
+            return
         if not self._is_taking:
             self._begin(version, whole)
         elif self._pace.is_ending:
@@ -148,6 +150,10 @@ class Saving:
         else:
             self._skipped = version
             self._tell_all(self.writer.skipped(version))
+
+    def give_up(self) -> None:
+        """Save nothing: the learner has no state."""
+        self._tell_all(self.writer.give_up())
 
     def finish(self) -> None:
         """Ask for the learner as the run leaves it, unless a checkpoint of this version has it."""

@@ -48,6 +48,11 @@ class Writer:
         return self._num_jobs > 0
 
     @property
+    def saves(self) -> bool:
+        """False when nothing is ever written."""
+        return self._manager is not None
+
+    @property
     def loss(self) -> str:
         """Reason for which the run has nothing to resume from although it saved; empty: it has something."""
         return self._failure if self._manager is not None and not self._manager.versions() else ""
@@ -62,7 +67,7 @@ class Writer:
         if self._manager is None:
             return ()
         if parts["learner"] is None:
-            return self._notice_once("no checkpoints: the learner has no state_dict() that could be saved")
+            return self.give_up()
         self.is_writing, self._began_s = self._beside, self._clock()
         return self._do(partial(self._write, self._manager, version, parts, weights))
 
@@ -143,6 +148,11 @@ class Writer:
         if thread is not None:
             thread.stop()
         return is_done
+
+    def give_up(self) -> Outcome:
+        """Write nothing from now on: the learner has no state."""
+        self._manager = None
+        return self._notice_once("no checkpoints: the learner has no state_dict() that could be saved")
 
     def failed(self, version: int, error: CheckpointError) -> Outcome:
         """Note that a checkpoint could not be captured or written."""

@@ -20,6 +20,7 @@ from offbeat.pacing.events import (
     EvalDone,
     Event,
     HealthChanged,
+    LearnerStateless,
     Notice,
     Published,
     PublishFailed,
@@ -132,9 +133,15 @@ class LearnerExecutor:
         )
 
     def prepare(self) -> None:
-        """Copy the learner once before it trains: memory is fresh then, and no round waits for it."""
+        """Copy the learner once before it trains, when no round waits for fresh memory.
+
+        Posts that there is nothing to save, where that is so.
+        """
         with contextlib.suppress(Exception):  # a snapshot says what is wrong, with its state or its weights
-            if self._copies is not None and (state := state_of(self._learner)) is not None:
+            state = state_of(self._learner)
+            if state is None:
+                self._post(LearnerStateless())
+            elif self._copies is not None:
                 self._copies.copy((state, self._whole_weights()))
 
     def snapshot(self) -> None:
@@ -262,7 +269,8 @@ class LocalRuntime(ABC):
             by_reference=self._shares_weights,
             copies=Copies() if self._spec.saves else None,
         )
-        self._executor.prepare()
+        if self._spec.saves:
+            self._executor.prepare()
         self._post(HealthChanged("learner", "up"))
 
     def _send_weights(self, version: int, weights: Any) -> int:

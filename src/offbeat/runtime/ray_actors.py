@@ -356,6 +356,8 @@ class LearnerActor(SegmentStoreActor):
             launcher, host = RayRankLauncher(spec, placements, self._env), ray.util.get_node_ip_address()
         learner = spec.make_learner(state, launcher=launcher, host=host)
         self._executor = LearnerExecutor(learner, self._put_weights, self._events.append)
+        if spec.saves:
+            self._executor.prepare()
 
     def pids(self) -> dict[str, int]:
         """The other ranks on this machine."""
