@@ -31,8 +31,9 @@ from offbeat.pacing.events import (
 from offbeat.pacing.members import FIXED_MEMBERS
 from offbeat.roles import Learner, PerWorker
 from offbeat.run.adapters import as_collect, as_evaluate, as_learn, with_tried_state
-from offbeat.run.driver import Driver, StartPoint
+from offbeat.run.driver import Driver
 from offbeat.run.observers import attach
+from offbeat.run.parts import StartPoint
 from offbeat.run.replay import ReplayReport, Stage, replay
 from offbeat.run.restarts import OpenRun, Report, RestartPolicy, start_point
 from offbeat.run.saving import check_algorithm, notice_of_lost_rounds

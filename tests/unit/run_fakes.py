@@ -32,8 +32,9 @@ from offbeat.pacing.events import (
     SnapshotTaken,
 )
 from offbeat.roles import PerWorker
-from offbeat.run.driver import Driver, StartPoint
+from offbeat.run.driver import Driver
 from offbeat.run.observers import attach
+from offbeat.run.parts import StartPoint
 from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.types import Batch, Piece, Segment, StateTree, Ticket
 

@@ -52,7 +52,8 @@ from offbeat.pacing.events import (
     StopRequested,
     TrainStarted,
 )
-from offbeat.run.driver import Driver, StartPoint
+from offbeat.run.driver import Driver
+from offbeat.run.parts import StartPoint
 from offbeat.run.restarts import OpenRun, RestartPolicy
 from offbeat.run.waits import Wait, Waits
 from tests.unit.run_fakes import Clock, FakeRun

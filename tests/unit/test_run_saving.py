@@ -19,7 +19,7 @@ from offbeat.pacing.events import (
     SnapshotTaken,
     StopRequested,
 )
-from offbeat.run.driver import StartPoint
+from offbeat.run.parts import StartPoint
 from offbeat.run.restarts import start_point
 from tests.unit.run_fakes import FakeRun
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import operator
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -67,11 +66,11 @@ from offbeat.pacing.events import (
 from offbeat.replay import StreamStore
 from offbeat.run.begun import BegunWork
 from offbeat.run.collectors import Collectors
+from offbeat.run.parts import RunParts, StartPoint
 from offbeat.run.saving import Saving
 from offbeat.run.waits import Wait, Waits, describe_stall
-from offbeat.run.writing import Parts, Writer
+from offbeat.run.writing import Writer
 from offbeat.runtime.base import Runtime
-from offbeat.runtime.copies import Copies
 from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.runtime.supervision import LossWatch
 from offbeat.seeding import derive_seed
@@ -84,22 +83,6 @@ _AT_ONCE_S = 0.5
 _UNSAVED = (GatesSet, GoalReached)
 """Requests that no checkpoint knows of: they hold for the whole run, also when it is restarted."""
 _AFTER_FINISH = (SnapshotTaken, OpenWork, LearnerDown, Broken)
-
-
-@dataclass(frozen=True, slots=True)
-class StartPoint:
-    """The start of a run, or the saved parts that it continues from.
-
-    ``warnings`` become notices when the run starts. ``rollback`` is its number when the run goes back
-    because it diverged: what was collected and not trained is then thrown away, and collectors start again
-    with other seeds.
-    """
-
-    version: int = 0
-    parts: Mapping[str, StateTree] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    resumed: bool = False
-    rollback: int = 0
 
 
 class Driver:
@@ -145,6 +128,8 @@ class Driver:
             system=system or (lambda now_s: monitor.read(now_s, lambda: runtime.pids().values())),
         )
         self.begun = BegunWork(self.collectors.rows, spec.saves)
+        self._store = StreamStore()
+        self._parts = RunParts(pace, self.collectors, self._store, self.meter, self.begun, clock)
         self.saving = Saving(
             writer or Writer(_manager_of(spec), clock, beside=not runtime.takes_turns),
             self.begun,
@@ -152,7 +137,7 @@ class Driver:
             pace,
             self.waits,
             clock,
-            capture=self._capture,
+            capture=self._parts.capture,
             take_snapshot=self._take_snapshot,
             ask_work=runtime.ask_work,
             tell=self.emit,
@@ -167,12 +152,9 @@ class Driver:
         self.finish: Finish | None = None
         self._runtime = runtime
         self._requests = requests
-        self._store = StreamStore()
-        self._copies = Copies()
         self._handlers: dict[type, list[Callable[[Any, float], None]]] = {}
         self._closing = contextlib.ExitStack()
         self._flushes: list[Callable[[], None]] = []
-        self._states: list[Callable[[], dict[str, StateTree]]] = []
         self._has_started = False
         self._evaluating: int | None = None
         limit_s, setting = settings.async_training.batch_timeout, "async_training.batch_timeout"
@@ -203,7 +185,7 @@ class Driver:
         if flush is not None:
             self._flushes.append(flush)
         if state is not None:
-            self._states.append(state)
+            self._parts.states.append(state)
 
     def emit(self, event: Event) -> None:
         """Pass a fact to the tables and all observers: each fact passes here once."""
@@ -253,7 +235,8 @@ class Driver:
         """Start the roles, restore them when resuming, and perform the first actions."""
         if point.parts:
             with fitting(f"this run at version {point.version}"):
-                self._restore(point)
+                self._parts.restore(point)
+            self._resumed_at = point.version
         try:
             self._runtime.start(self.spec, self.collectors.starts, point.parts.get("learner"))
         except BaseException:
@@ -275,36 +258,6 @@ class Driver:
         self.emit(Started(point.version, point.resumed))
         for text in point.warnings:
             self.notice(text, is_warning=point.resumed)
-
-    def _restore(self, point: StartPoint) -> None:
-        parts = point.parts
-        self._resumed_at = point.version
-        if not point.rollback:
-            self._store.load_state_dict(parts["store"])
-            self.begun.load(parts.get("work", {}))
-        ready = self._store.ready()
-        self.pace.load_state_dict(parts["coordinator"], ready)
-        self.collectors.load_state_dict(parts["collectors"], point.rollback)
-        self.pace.rollbacks = operator.index(parts["collectors"]["rollbacks"]) + point.rollback
-        self.meter.count(self.collectors.starts.keys(), len(self.collectors.rows))
-        self.meter.load_state_dict(parts["meter"], ready)
-        self.meter.max_staleness = operator.index(parts["recorder"]["max_staleness"])
-
-    def _capture(self) -> Parts:
-        """Return all parts of a checkpoint but the learner, as they are now; no round begins meanwhile."""
-        began_s = self.clock()
-        recorder: dict[str, StateTree] = {"max_staleness": self.meter.max_staleness}
-        for state in self._states:
-            recorder |= state()
-        parts = {
-            "coordinator": self.pace.state_dict(),
-            "collectors": {**self.collectors.state_dict(), "rollbacks": self.pace.rollbacks},
-            "store": self._copies.copy(self._store.state_dict()),  # trained segments are written over
-            "meter": self.meter.state_dict(),
-            "recorder": recorder,
-        }
-        self.meter.pause(self.clock() - began_s)
-        return parts
 
     def close(self, error: BaseException | None, restarting: Restarting | None = None) -> None:
         """End everything that was started, and emit how the run ended or that it is restarted."""

@@ -17,7 +17,8 @@ from offbeat.observe.journal import Journal
 from offbeat.pacing.actions import Pace
 from offbeat.pacing.events import Handlers, Published, RoundTrained, SegmentArrived, SegmentDropped
 from offbeat.run.collectors import Collectors
-from offbeat.run.driver import Driver, StartPoint
+from offbeat.run.driver import Driver
+from offbeat.run.parts import StartPoint
 from offbeat.types import Piece, StateTree
 
 

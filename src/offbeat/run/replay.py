@@ -15,8 +15,9 @@ from offbeat.observe.callbacks import RunControl, RunSummary
 from offbeat.observe.events import Record, read_schedule
 from offbeat.pacing.events import RoundTrained
 from offbeat.pacing.recorded import Difference, RecordedPace, Schedule
-from offbeat.run.driver import Driver, StartPoint
+from offbeat.run.driver import Driver
 from offbeat.run.observers import attach
+from offbeat.run.parts import StartPoint
 from offbeat.run.restarts import OpenRun, RestartPolicy
 from offbeat.run.saving import learner_digest
 from offbeat.runtime import make_runtime

@@ -22,7 +22,8 @@ from offbeat.pacing import Counts
 from offbeat.pacing.actions import Pace
 from offbeat.pacing.events import Request, Restarting, StopRequested
 from offbeat.run.collectors import Loss
-from offbeat.run.driver import Driver, StartPoint
+from offbeat.run.driver import Driver
+from offbeat.run.parts import StartPoint
 from offbeat.run.waits import Wait, Waits
 from offbeat.runtime.clock import Clock
 from offbeat.types import Metrics

@@ -13,7 +13,8 @@ from offbeat.pacing.recorded import RecordedPace
 from offbeat.pacing.recorded import Schedule as Recording
 from offbeat.pacing.schedules import Faults, Schedule
 from offbeat.roles import PerWorker
-from offbeat.run.driver import Driver, StartPoint
+from offbeat.run.driver import Driver
+from offbeat.run.parts import StartPoint
 from offbeat.run.restarts import OpenRun, RestartPolicy
 from offbeat.runtime.spec import RunSpec
 from offbeat.seeding import derive_seed

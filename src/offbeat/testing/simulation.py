@@ -34,8 +34,9 @@ from offbeat.pacing.events import (
 )
 from offbeat.pacing.schedules import Closing, Schedule
 from offbeat.roles import PerWorker, WorkerContext
-from offbeat.run.driver import Driver, StartPoint
+from offbeat.run.driver import Driver
 from offbeat.run.observers import ScheduleRecorder
+from offbeat.run.parts import StartPoint
 from offbeat.run.restarts import OpenRun, RestartPolicy, start_point
 from offbeat.run.writing import Outcome, Writer
 from offbeat.runtime.spec import RunSpec
