@@ -473,6 +473,17 @@ def test_losses_over_a_ticket_are_forgotten_when_it_arrives() -> None:
     assert one.table._failures == {}
 
 
+def test_a_ticket_that_arrived_after_all_is_no_reason_to_end() -> None:
+    """Its last collector was leaving, so nobody took its place, and the ticket went on elsewhere."""
+    one = Table(num_workers=2)
+    for now_s in range(3):
+        one.issue(7, float(now_s))
+        one.lose(now_s + 0.5)
+    one.issue(7, 4.0, collector=1)
+    one.arrive(7, 5.0, collector=1)
+    assert lose_and_restart(one, 6.0) == 0.0
+
+
 # ---------------------------------------------------------------- saving
 
 

@@ -181,6 +181,8 @@ class Collectors:
         del row.tickets[segment.ticket.number]
         if self._failures:
             self._failures.pop(segment.ticket.number, None)
+            if self._deadly == segment.ticket.number:
+                self._deadly = None
         # An arrival may be noticed late, after the learner's turn: the segment says how long it took.
         ended_s = min(now_s, row.since_s + collect_s) if collect_s > 0 else now_s
         if not row.is_wide:
