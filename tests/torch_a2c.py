@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +33,13 @@ class A2CConfig(AlgorithmConfig):
     copies: bool = Field(True, description="Whether weights are copies.")
 
 
-def network() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
+_MAKING = threading.Lock()  # torch's generator is shared by all threads
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    with _MAKING:
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
 
 
 def play(net: nn.Module, world: Any, seed: int, greedy: bool) -> dict[str, Any]:
@@ -82,9 +88,8 @@ def _work(seconds: float) -> None:
 
 class Learner:
     def __init__(self, config: RunConfig) -> None:
-        torch.manual_seed(config.run.seed)
         self.config: Any = config.algorithm
-        self.net = network()
+        self.net = network(config.run.seed)
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=self.config.lr)
         self.rounds = 0
 

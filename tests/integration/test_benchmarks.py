@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
         ["fuzz_checkpoint.py"],
         ["replay.py", "--peers"],
         ["kill_resume.py"],
+        ["checkpoint.py"],
         ["chaos.py"],
         ["colorlines_env.py"],
         ["replay_learner.py"],

@@ -628,7 +628,8 @@ def test_plan_counts_samples_segments_and_memory(files: Files) -> None:
     assert rows["round"] == "2 segments of 1,024 samples = 2,048 samples"
     assert rows["run"].startswith("50 rounds = 102,400 samples, seed 0, in runs/pole-learner-")
     assert rows["memory"].startswith("at most 4 segments")
-    assert rows["memory"].endswith("about 41 KB each: 164 KB")
+    kept = "; a copy of the learner is kept for checkpoints"
+    assert rows["memory"].endswith(f"about 41 KB each: 164 KB{kept}")
     assert rows["collectors"].startswith(
         "2 in processes of their own, each with 32 environments of CartPole-v1"
     )
@@ -662,7 +663,9 @@ def test_the_plan_comes_first_and_what_differs_from_the_defaults_is_marked(files
 def test_plan_of_an_algorithm_that_does_not_know_its_samples(files: Files) -> None:
     rows = plan(files.recipe("algorithm.name=searcher"), step_bytes=40)
     assert rows["round"] == "2 segments"
-    assert rows["memory"] == "at most 2 segments collected or collecting at once"
+    most = "at most 2 segments collected or collecting at once"
+    assert rows["memory"] == f"{most}; a copy of the learner is kept for checkpoints"
+    assert plan(files.recipe("algorithm.name=searcher", "checkpoint.enabled=false"))["memory"] == most
 
 
 def test_queue_size_caps_outstanding_segments(files: Files) -> None:
@@ -707,7 +710,10 @@ def test_with_replay_the_dial_bounds_the_distance_and_not_the_age(
 
 
 def test_outstanding_segments_of_a_replay_count_what_fills_it(files: Files) -> None:
-    assert plan(files.recipe(REPLAYER))["memory"] == "about 10 segments collected or collecting at once"
+    kept = "; a copy of the learner with its replay is kept for checkpoints"
+    assert (
+        plan(files.recipe(REPLAYER))["memory"] == f"about 10 segments collected or collecting at once{kept}"
+    )
     dial = "async_training.off_policy_degree=3"
     assert files.recipe(REPLAYER, dial).max_outstanding_segments == 16
     assert files.recipe(REPLAYER, dial, "algorithm.replay_ratio=0.25").max_outstanding_segments == 10 + 3 * 4

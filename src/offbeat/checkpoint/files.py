@@ -95,6 +95,8 @@ def as_bytes(array: Array) -> memoryview:
 
 def are_equal(one: Array, other: Array) -> bool:
     """Return True if two C-contiguous arrays of one shape and dtype have the same bytes."""
+    if one.__array_interface__["data"] == other.__array_interface__["data"]:
+        return True
     for piece, same in zip(_pieces(one), _pieces(other), strict=True):
         mine, others = np.frombuffer(piece, np.uint8), np.frombuffer(same, np.uint8)
         if not (np.array_equal(mine[:_LOOK_BYTES], others[:_LOOK_BYTES]) and np.array_equal(mine, others)):

@@ -203,13 +203,15 @@ def _default_dir(config: RunConfig) -> str:
 
 
 def _memory(config: RunConfig, step_bytes: int | None) -> str:
-    bound = "at most" if config.algorithm.mode == "stream" else "about"
+    is_stream = config.algorithm.mode == "stream"
+    bound, whole = ("at most", "the learner") if is_stream else ("about", "the learner with its replay")
     most = f"{bound} {_count(config.max_outstanding_segments, 'segment')} collected or collecting at once"
+    copy = f"; a copy of {whole} is kept for checkpoints" if config.checkpoint.enabled else ""
     samples = config.algorithm.samples_per_segment(config)
     if samples is None or step_bytes is None:
-        return most
+        return most + copy
     each = samples * step_bytes
-    return f"{most}, about {_size(each)} each: {_size(each * config.max_outstanding_segments)}"
+    return f"{most}, about {_size(each)} each: {_size(each * config.max_outstanding_segments)}{copy}"
 
 
 def _checkpoints(config: RunConfig) -> str:
