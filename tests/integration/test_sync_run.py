@@ -488,7 +488,7 @@ def test_a_run_that_waits_for_more_than_its_user_stalls_as_ever() -> None:
     def stand_still() -> None:
         with held_pipeline(batch_timeout=0.05).open(2) as run:
             for _ in range(20):
-                run.pace._up.clear()
+                run.pace.members.up.clear()
                 run.step(at_most_s=0.02)
 
     with pytest.raises(StallError, match="batch_timeout"):
