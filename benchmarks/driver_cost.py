@@ -468,6 +468,7 @@ class InstantRuntime:
     """Every ticket has its segment at the next `wait`, which returns at most ``at_once`` answers."""
 
     at_once = 32
+    takes_turns = True
     replaces_collectors = True
 
     def __init__(self) -> None:
