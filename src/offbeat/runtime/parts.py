@@ -9,7 +9,7 @@ from offbeat.types import Part, parts_of
 
 
 class PartTable(NamedTuple):
-    """What is published instead of parts: the version of each, and the block that has it."""
+    """The form in which parts are published: the version of each, and the block that has it."""
 
     parts: dict[str, tuple[int, Address]]
 

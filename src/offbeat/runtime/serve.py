@@ -75,7 +75,7 @@ class CollectorServer:
 
     @property
     def up(self) -> CollectorUp:
-        """What to report when it is up, or its capacity has changed."""
+        """The report that it is up, or that its capacity has changed."""
         return CollectorUp(self._index, self._capacity, is_wide=self.wide is not None)
 
     @property

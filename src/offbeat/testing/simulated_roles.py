@@ -16,7 +16,7 @@ from offbeat.types import Batch, End, Metrics, Piece, Progress, Segment, Span, S
 
 
 class Weights(NamedTuple):
-    """What collectors act with."""
+    """Weights that collectors act with."""
 
     version: int
     digest: int
@@ -32,7 +32,7 @@ def fold(*numbers: int) -> int:
 
 
 class Habits(Protocol):
-    """What decides how long a collector takes. It never changes what it makes."""
+    """Timing of a collector. It never changes what it makes."""
 
     rng: Random
 
@@ -139,7 +139,7 @@ class _Work:
 
     @property
     def digest(self) -> int:
-        """What was made, as a number."""
+        """The result, as a number."""
         parts = zip(self.spans, self.marks, strict=True)
         return fold(self.ticket.seed, *[number for span, mark in parts for number in (span.size, mark)])
 
@@ -201,7 +201,7 @@ class Wide(Serial):
         work.ends_s -= work.done * work.token_s
 
     def _awake(self, work: _Work) -> None:
-        """What a ticket waited for is there."""
+        """Note that the answer a ticket waited for is there."""
         work.ends_s = self._clock_s
         self._wake()
 
