@@ -156,3 +156,11 @@ def test_collector_that_leaves_before_it_came_up_is_not_counted() -> None:
     run.requests.extend([CollectorRemoved(2), CollectorRemoved(3), CollectorRemoved(0)])
     run.step_until(lambda: len(run.of(CollectorLeft)) == 3)
     assert run.driver.meter.num_collectors == 1
+
+
+def test_a_dial_is_not_turned_once_the_run_has_finished() -> None:
+    run = fake_run(rounds=3)
+    run.complete()
+    run.requests.append(DialTurned(1))
+    run.steps(1)
+    assert not run.of(DialTurned) and run.pace.degree == 2

@@ -38,6 +38,7 @@ from offbeat.pacing.events import (
     CollectorRemoved,
     CollectorsAdded,
     CollectorWorked,
+    DialTurned,
     EvalDone,
     Event,
     Finished,
@@ -369,12 +370,17 @@ class Driver:
             self._take(SegmentDropped(number, event.segment.drop))
 
     def _take_request(self, request: Request) -> None:
-        """Take a request, and keep it for restarts from checkpoints that do not know of it."""
+        """Take a request, and keep it for restarts from checkpoints that do not know of it.
+
+        Once the run has finished, no collector joins or leaves and no dial is turned.
+        """
+        if self.finish is not None and isinstance(request, DialTurned | CollectorsAdded | CollectorRemoved):
+            return
         if isinstance(request, StopRequested):
             self.is_to_stop, self._stop_reason = True, self._stop_reason or request.reason
         else:
             if isinstance(request, CollectorsAdded | CollectorRemoved):
-                if self.finish is not None or (allowed := self._allowed(request)) is None:
+                if (allowed := self._allowed(request)) is None:
                     return
                 request = allowed
             elif isinstance(request, _UNSAVED):  # only the last one of its kind holds
