@@ -179,15 +179,15 @@ def test_ticket_of_a_killed_collector_takes_its_begun_work_along_until_it_arrive
     run.step_until(lambda: 2 in run.runtime.begun)
     run.driver.step()
     assert run.runtime.begun == {2: "begun"}
-    assert run.driver.begun.get(2) is None
-    assert run.driver.begun.get(3) == "other"
+    assert run.driver.begun.trees.get(2) is None
+    assert run.driver.begun.trees.get(3) == "other"
 
 
 def test_new_answer_replaces_the_one_before(tmp_path: Path) -> None:
     run = at_a_checkpoint(tmp_path)
     run.runtime.events += [OpenWork(0, {2: "begun"}), OpenWork(0, {})]
     run.driver.step()
-    assert run.driver.begun.get(2) is None
+    assert run.driver.begun.trees.get(2) is None
 
 
 def test_begun_work_that_a_checkpoint_cannot_hold_is_refused_at_once(tmp_path: Path) -> None:

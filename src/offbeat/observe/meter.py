@@ -486,18 +486,22 @@ def _added(totals: Sequence[int], more: Sequence[int]) -> list[int]:
 
 def _ages(batch: Batch, weights: Sequence[int], threshold: int) -> Metrics:
     """Return the staleness of what a round trained, in versions, weighted by samples."""
-    pairs = chain.from_iterable(map(_by_version, batch.segments, weights))
-    ages = [(batch.version - version, weight) for version, weight in pairs]
+    ages: list[tuple[int, float]] = []
+    for segment, weight in zip(batch.segments, weights, strict=True):
+        if segment.versions.size == 1:
+            ages.append((batch.version - segment.versions.item(), weight))
+        else:
+            ages += [(batch.version - version, part) for version, part in _by_version(segment, weight)]
     total = sum(weights)
     age_sum = seen = stale = 0.0
     oldest = p95 = 0
-    for age, weight in sorted(ages):
+    for age, part in sorted(ages):
         if seen < 0.95 * total:
             p95 = age
         oldest = age if total else 0
-        seen += weight
-        age_sum += age * weight
-        stale += weight if age > threshold else 0
+        seen += part
+        age_sum += age * part
+        stale += part if age > threshold else 0
     return {
         "pace/avg_sample_age": age_sum / max(total, 1),
         "pace/max_sample_age": float(oldest),
@@ -508,8 +512,6 @@ def _ages(batch: Batch, weights: Sequence[int], threshold: int) -> Metrics:
 
 def _by_version(segment: Segment, samples: int) -> list[tuple[int, float]]:
     """Return the versions in a segment, each with its part of the samples."""
-    if segment.versions.size == 1:
-        return [(segment.oldest_version, samples)]
     versions, counts = np.unique(segment.versions, return_counts=True)
     share = samples / segment.versions.size
     return [

@@ -120,7 +120,11 @@ class Members:
         """Note how many more tickets a collector wants to hold."""
         held = self._ledger.running_on.get(collector, ())
         free = max(0, self.up.get(collector, 0) - len(held))
-        if free and (collector == self._alone or collector in self.leaving or self._holds_suspect(held)):
+        if free and (
+            collector == self._alone
+            or collector in self.leaving
+            or (self._losses and self._holds_suspect(held))
+        ):
             free = 0
         before = self._free.get(collector, 0)
         if free == before:
@@ -143,9 +147,11 @@ class Members:
         """Return the collector of a new ticket; None while it has to wait for one."""
         if degree:
             return self._freest(number)
-        home, ledger = self.home(number), self._ledger
-        waits = home not in self.up or ledger.lost_on.get(home)
-        return None if waits or self._holds_suspect(ledger.running_on.get(home, ())) else home
+        home, ledger = self.present[number % len(self.present)], self._ledger
+        if home not in self.up or ledger.lost_on.get(home):
+            return None
+        is_alone = self._losses and self._holds_suspect(ledger.running_on.get(home, ()))
+        return None if is_alone else home
 
     def for_lost(self, degree: int) -> tuple[int, int] | None:
         """Return a lost ticket that can be issued again, and the collector that takes it.
@@ -191,7 +197,7 @@ class Members:
         while self._most_free:
             collectors = self._by_free[-self._most_free[0]]
             if collectors:
-                return collectors.next_from(self.home(number))
+                return collectors.next_from(self.present[number % len(self.present)])
             self._listed.remove(-heappop(self._most_free))
         return None
 

@@ -13,13 +13,14 @@ from offbeat.types import StateTree
 class BegunWork:
     """The newest answers to `OpenWork` by ticket, for tickets that are running or lost.
 
-    It is a cache: a ticket that has none begins anew. ``rows`` are the collectors' of a run.
+    It is a cache: a ticket that has none begins anew. ``trees`` has it by ticket, for reading; ``rows`` are
+    the collectors' of a run.
     """
 
     def __init__(self, rows: Sequence[Collector], saves: bool) -> None:
         self._rows = rows
         self._saves = saves
-        self._trees: dict[int, StateTree] = {}
+        self.trees: dict[int, StateTree] = {}
 
     def handlers(self) -> Handlers:
         """Return the handlers of a run's events."""
@@ -32,23 +33,19 @@ class BegunWork:
             row.has_given_work = True
             check_state(dict(event.work), f"{row.name}.open_work()")
         for number in row.tickets:
-            self._trees.pop(number, None)
-        self._trees.update({number: tree for number, tree in event.work.items() if number in row.tickets})
-
-    def get(self, ticket: int) -> StateTree | None:
-        """Return the begun work of a ticket."""
-        return self._trees.get(ticket)
+            self.trees.pop(number, None)
+        self.trees.update({number: tree for number, tree in event.work.items() if number in row.tickets})
 
     def issued_before(self, ticket: int) -> dict[int, StateTree]:
         """Return the begun work of all tickets with smaller numbers."""
-        return {number: tree for number, tree in self._trees.items() if number < ticket}
+        return {number: tree for number, tree in self.trees.items() if number < ticket}
 
     def load(self, saved: Mapping[int, StateTree]) -> None:
         """Continue with what a checkpoint holds."""
-        self._trees = dict(saved)
+        self.trees = dict(saved)
 
     def _learner_stateless(self, event: LearnerStateless, now_s: float) -> None:
         self._saves = False
 
     def _arrived(self, event: SegmentArrived, now_s: float) -> None:
-        self._trees.pop(event.segment.ticket.number, None)
+        self.trees.pop(event.segment.ticket.number, None)

@@ -242,15 +242,14 @@ class Collectors:
         row.since_s, row.assumed_s = now_s, 0.0
 
     def _busy_s(self, row: Collector, now_s: float) -> float:
-        if not row.tickets:
-            return row.busy_s
+        """Return the time at work of a collector that holds tickets."""
         if row.is_wide:
             return row.busy_s + row.share * (now_s - row.since_s) - row.assumed_s
         return row.busy_s + max(0.0, now_s - max(row.since_s, self._window_s))
 
     def busy_s(self, now_s: float) -> float:
         """Return the seconds that all collectors together were at work since the last round ended."""
-        return sum([self._busy_s(row, now_s) for row in self.rows])
+        return sum([self._busy_s(row, now_s) if row.tickets else row.busy_s for row in self.rows])
 
     def _round_trained(self, event: RoundTrained, now_s: float) -> None:
         self._window_s = event.ended_s

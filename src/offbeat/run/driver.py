@@ -498,7 +498,7 @@ class Driver:
             match action:
                 case Issue(ticket, script):
                     self.emit(Issued(ticket))
-                    self._runtime.collect(ticket, self.begun.get(ticket.number), script)
+                    self._runtime.collect(ticket, self.begun.trees.get(ticket.number), script)
                 case Cut(tickets):
                     self._runtime.cut(tickets)
                 case Retire(collector):

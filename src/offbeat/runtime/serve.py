@@ -44,7 +44,7 @@ class CollectorServer:
     ``poll_timeout_s`` is the time until the next step is due, unless a message comes or somebody wakes it: 0
     while there is work, None while the collector holds no ticket. ``since`` is one number: when the piece of
     work at hand began, in nanoseconds of the monotonic clock, 0 between two pieces. ``wide`` is the collector
-    if its tickets can be cut.
+    if its tickets can be cut, ``holds_many`` is true when it may hold several.
     The first exception is posted as the collector's end: all of its other tickets are lost with it.
     """
 
@@ -68,6 +68,7 @@ class CollectorServer:
         self._at_least = -1
         self._loaded: int | None = None
         self._capacity = collector.capacity
+        self.holds_many = self._capacity > 1 or self.wide is not None
         self._busy_s = 0.0  # since the last report
         self._units: Counter[str] = Counter()
         self._reported_s = clock()
@@ -77,11 +78,6 @@ class CollectorServer:
     def up(self) -> CollectorUp:
         """The report that it is up, or that its capacity has changed."""
         return CollectorUp(self._index, self._capacity, is_wide=self.wide is not None)
-
-    @property
-    def holds_many(self) -> bool:
-        """True when it may hold several tickets."""
-        return self._capacity > 1 or self.wide is not None
 
     def take(self, message: Message) -> None:
         """Take a message; tickets reach the collector with the next step, after new weights."""
@@ -143,13 +139,19 @@ class CollectorServer:
         progress = self._collector.advance()
         now_s = self._clock()
         self._busy_s += progress.busy_s or (0.0 if progress.idle else now_s - began_s)
-        self._units.update(progress.units)
+        is_due = now_s - self._reported_s >= _REPORT_S
         if progress.segments:
             self._post_segments(progress)
-        elif now_s - self._reported_s >= _REPORT_S:
-            self._post(CollectorWorked(self._index, *self._worked()))
+        else:
+            self._units.update(progress.units)
+            if is_due:
+                self._post(CollectorWorked(self._index, self._busy_s, dict(self._units)))
+        if progress.segments or is_due:
+            self._busy_s, self._reported_s = 0.0, now_s
+            self._units.clear()
         if self._collector.capacity != self._capacity:
             self._capacity = self._collector.capacity
+            self.holds_many = self._capacity > 1 or self.wide is not None
             self._post(self.up)
         self._plan_next(progress)
 
@@ -157,7 +159,7 @@ class CollectorServer:
         began_s = self._clock()
         state = self._collector.state_dict()
         state_s = self._clock() - began_s  # once for all segments of this piece
-        busy_s, _ = self._worked()
+        busy_s = self._busy_s
         for segment in progress.segments:
             if (number := segment.ticket.number) not in self._open:
                 fix = "which it does not hold: return one segment for each ticket"
@@ -165,13 +167,6 @@ class CollectorServer:
             self._post(SegmentArrived(segment, 0, state, state_s, busy_s))
             state_s = busy_s = 0.0
             del self._open[number]
-
-    def _worked(self) -> tuple[float, dict[str, int]]:
-        """Return the busy time and the units since the last report, which this is."""
-        worked = self._busy_s, dict(self._units)
-        self._busy_s, self._reported_s = 0.0, self._clock()
-        self._units.clear()
-        return worked
 
     def _plan_next(self, progress: Progress) -> None:
         if not (progress.idle and self._open):
