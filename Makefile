@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-EXTRAS ?= box2d,minatar,tensorboard,ray,colorlines,marl,dev
+EXTRAS ?= box2d,minatar,tensorboard,ray,colorlines,marl,llm,gguf,dev
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # pip is silent for up to a minute while it unpacks: a dot every few seconds shows that it goes on.
