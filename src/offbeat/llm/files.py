@@ -237,7 +237,8 @@ def _weight_files(folder: Path) -> dict[str, set[str] | None]:
     if pickles := sorted(path.name for kind in ("*.bin", "*.pt", "*.pth") for path in folder.glob(kind)):
         raise ConfigError(
             f"{folder} has weights as pickle only ({pickles[0]}), which could run code;"
-            " save them as safetensors with transformers: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW)"
+            " save them as safetensors with transformers:"
+            " AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW)"
         )
     raise ConfigError(f"{folder} has no weights; it needs {WEIGHTS}, or {INDEX} and the files it names")
 

@@ -1,0 +1,737 @@
+"""The engine: requests are admitted at any step, rows that are in use are computed, weights change between.
+
+A *slot* is memory: the cache of one response and what its next step needs. A *row* is a slot that is computed
+in a step. A response that has ended its turn and may go on (`Request.hold`) keeps its slot and is no row.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+
+from offbeat.errors import ConfigError
+from offbeat.llm.layout import (
+    FREE,
+    HELD,
+    MULTIPLE,
+    ROW,
+    ceil_to,
+    groups_of,
+    last_positions,
+    length_classes,
+    moves,
+)
+from offbeat.llm.model import Decoder
+from offbeat.llm.requests import Request, Response
+from offbeat.llm.sampling import uniforms
+from offbeat.llm.step import (
+    ACTIVE,
+    MOST_STOPS,
+    STOPS,
+    TEMPERATURE,
+    TOP_P,
+    UNIFORMS,
+    Group,
+    Slots,
+    decode,
+    emit,
+    extend,
+)
+from offbeat.types import End, Piece, Span
+
+_CHUNK = 256
+"""Prompts are fed in pieces of so many tokens from their start: so bits depend on the prompt alone."""
+_MOST_AT_ONCE = 4096
+"""Tokens of several prompts that are fed together."""
+_DEFAULT_LENGTH = 2048
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A response under way. ``length`` tokens of its sequence are known while it is not a row."""
+
+    request: Request
+    sample: int
+    stops: tuple[int, ...]
+    deadline_s: float
+    script: Piece | None
+    slot: int = -1
+    is_row: bool = False
+    has_ended_turn: bool = False  # and waits for `Engine.extend`
+    length: int = 0
+    given: list[tuple[int, int]] = field(default_factory=list)  # positions that were not drawn
+    spans: list[Span] = field(default_factory=list)  # closed ones
+    version: int = -1  # of the span at hand
+    is_rebuilt: bool = False  # at its beginning
+    stamp: int = -1  # version of the cache
+    num_new: int = 0  # own tokens it may have
+
+    @property
+    def name(self) -> tuple[int, int]:
+        return self.request.key, self.sample
+
+    def num_own(self, length: int) -> int:
+        """Number of its own tokens in a sequence of this length."""
+        return length - len(self.request.prompt) - sum(end - begin for begin, end in self.given)
+
+    def begin_span(self, length: int, version: int, is_rebuilt: bool) -> None:
+        """Let another version, or another cache, make the tokens from here on."""
+        size = self.num_own(length) - sum(span.size for span in self.spans)
+        if size:
+            self.spans.append(Span(self.version, size, self.is_rebuilt))
+        self.version, self.is_rebuilt = version, is_rebuilt
+
+    def scripted(self, num_own: int) -> tuple[Span, int] | None:
+        """Return the recorded span that makes its next token, and the tokens until that one's end."""
+        assert self.script is not None
+        until = 0
+        for span in self.script.spans:
+            until += span.size
+            if num_own < until:
+                return span, until - num_own
+        return None
+
+
+class Engine:
+    """Generates with a `Decoder` of its own; see `submit`, `step` and `load`.
+
+    Args:
+        model: the network, with the weights of ``version``. They are copied.
+        slots: responses with memory at a time; others wait.
+        max_length: tokens of a sequence with its prompt; None: what the model was made for, at most 2048.
+        bucket: attention looks at multiples of so many positions.
+        on_swap: ``keep`` caches when weights change, or ``recompute`` them before the next token.
+        threads: torch's threads while the engine computes.
+        device: where it computes; None: where the model is.
+        dtype: of weights and caches; None: the model's.
+        compile: compile each shape of a step when it first comes (4 to 19 s each on a CPU).
+        version: of the weights.
+        clock: seconds, for time limits.
+
+    Example::
+
+        engine = Engine(model, slots=16)
+        engine.submit(Request(key=0, prompt=tuple(tokenizer.encode("Once")), num_samples=4))
+        while engine.is_busy:
+            for response in engine.step():
+                print(tokenizer.decode(response.tokens))
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        *,
+        slots: int = 64,
+        max_length: int | None = None,
+        bucket: int = 64,
+        on_swap: Literal["keep", "recompute"] = "keep",
+        threads: int = 1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        compile: bool = False,
+        version: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        shape = model.shape
+        max_length = min(shape.max_positions, _DEFAULT_LENGTH) if max_length is None else max_length
+        _check(slots, max_length, bucket, threads, on_swap, shape.max_positions)
+        device = torch.device(device or model.norm.device)
+        dtype = dtype or model.norm.dtype
+        self.version = version
+        self.max_length = max_length
+        self._bucket = _least_bucket(bucket, shape.head_size * (shape.num_heads // shape.num_kv_heads))
+        self._length = ceil_to(max_length, self._bucket)
+        self._num_slots, self._size = slots, ceil_to(slots, MULTIPLE)
+        self._threads, self._on_swap, self._clock = threads, on_swap, clock
+        _check_memory(Slots.num_bytes(shape, self._size, self._length, dtype), slots, max_length, device)
+        with torch.inference_mode():
+            self._model = Decoder(shape, device=device, dtype=dtype)
+            self._model.set_weights(model.weights())
+            self._slots = Slots(shape, self._size, self._length, device, dtype)
+            self._rotation = self._model.rotation(torch.arange(self._length, device=device))
+        self._decode: Callable[..., Tensor] = decode
+        if compile:
+            self._decode = torch.compile(decode, fullgraph=True, dynamic=False)
+        self._is_compiled = compile
+        self.num_reads = 0
+        self.num_steps = 0
+        self.num_prefilled = 0
+        self._pending: tuple[int, Mapping[str, Tensor]] | None = None
+        self._waiting: deque[_Open] = deque()
+        self._resuming: list[tuple[_Open, int]] = []  # with the first position to feed
+        self._open: dict[tuple[int, int], _Open] = {}
+        self._prefixes: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # (version, key) -> cache, hidden
+        self._finished: list[Response] = []
+        self._next_deadline_s = math.inf
+        # By slot, as on the device.
+        self._at: list[_Open | None] = [None] * self._size
+        self._tokens = np.zeros((self._size, self._length), np.int32)
+        self._log_probs = np.zeros((self._size, self._length), np.float32)
+        self._position = np.zeros(self._size, np.int64)
+        self._classes = np.full(self._size, FREE, np.int64)
+        self._class_ends = np.zeros(self._size, np.int64)  # last positions of the classes of rows
+        self._num_rows = 0
+        self._regions: list[tuple[int, int]] = []  # begin, end
+        self._is_arranged = True
+        self._grouped: tuple[Any, tuple[Group, ...]] = (None, ())
+        self._num_filtered = 0
+
+    # ------------------------------------------------------------ what there is
+
+    @property
+    def num_rows(self) -> int:
+        """Responses that the next step computes, without those that are admitted before it."""
+        return sum(one is not None and one.is_row for one in self._at)
+
+    @property
+    def num_held(self) -> int:
+        """Responses that keep their cache and are not computed."""
+        return int((self._classes == HELD).sum())
+
+    @property
+    def num_waiting(self) -> int:
+        """Responses without memory yet."""
+        return len(self._waiting)
+
+    @property
+    def num_free(self) -> int:
+        """Slots without a response."""
+        return self._num_slots - int((self._classes != FREE).sum())
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a step would do something."""
+        if self._finished or self._num_rows or (self._classes >= 0).any() or self._admissible():
+            return True
+        wanted = (self._wanted(one) for one in self._open.values() if one.slot >= 0)
+        return bool(self._resuming) and any(one in (None, self._next_version) for one in wanted)
+
+    @property
+    def needs(self) -> int | None:
+        """The version that scripted responses wait for, the oldest one; None when none waits."""
+        wanted = [self._wanted(one) for one in self._open.values() if not one.is_row and one.script]
+        return min((version for version in wanted if version is not None), default=None)
+
+    def manifest(self) -> dict[str, Any]:
+        """Return what bits depend on: settings and versions of software."""
+        return {
+            "threads": self._threads,
+            "bucket": self._bucket,
+            "chunk": _CHUNK,
+            "on_swap": self._on_swap,
+            "device": str(self._slots.cache.device),
+            "dtype": str(self._slots.cache.dtype).removeprefix("torch."),
+            "compile": self._is_compiled,
+            "torch": torch.__version__,
+        }
+
+    # ------------------------------------------------------------ requests
+
+    def submit(self, request: Request) -> None:
+        """Take a request; its responses are admitted in order, as slots come free."""
+        request.check(self._model.shape.vocab_size, self.max_length, MOST_STOPS)
+        names = [(request.key, sample) for sample in range(request.num_samples)]
+        if any(name in self._open for name in names):
+            raise ConfigError(f"request {request.key} is under way: give another one another key")
+        stops = self._model.shape.eos_ids if request.stop_ids is None else request.stop_ids
+        deadline_s = self._clock() + request.time_limit_s
+        self._next_deadline_s = min(self._next_deadline_s, deadline_s)
+        begun = {one.sample: one for one in request.begun}
+        for sample in range(request.num_samples):
+            script = request.scripts[sample] if request.scripts else None
+            one = _Open(request, sample, stops[:MOST_STOPS], deadline_s, script, length=len(request.prompt))
+            one.num_new = request.max_new_tokens
+            if sample in begun:
+                _continue(one, begun[sample])
+            self._open[one.name] = one
+            self._waiting.append(one)
+
+    def abort(self, key: int, sample: int | None = None, end: End = "cut") -> list[Response]:
+        """End the responses to a request, or one of them; return them as far as they are."""
+        named = [one for one in self._open.values() if one.request.key == key]
+        return [self._close(one, end) for one in named if sample in (None, one.sample)]
+
+    def extend(self, key: int, sample: int, tokens: Sequence[int], max_new_tokens: int) -> None:
+        """Give a held response more tokens, such as a tool's answer, and let it go on for so many."""
+        one = self._held(key, sample)
+        begin, end = one.length, one.length + len(tokens)
+        if end >= self.max_length:
+            raise ConfigError(
+                f"response {sample} of request {key} has {begin} tokens with its prompt; with {len(tokens)} "
+                f"more there is no room below max_length {self.max_length}: give it fewer, or release it"
+            )
+        one.given.append((begin, end))
+        self._tokens[one.slot, begin:end] = tokens
+        self._log_probs[one.slot, begin:end] = 0.0
+        one.length, one.num_new = end, one.num_own(end) + max_new_tokens
+        one.has_ended_turn = False
+        self._resuming.append((one, begin - 1))
+
+    def release(self, key: int, sample: int) -> None:
+        """Forget a held response."""
+        self._free(self._held(key, sample))
+
+    def _held(self, key: int, sample: int) -> _Open:
+        one = self._open.get((key, sample))
+        if one is None or not one.has_ended_turn:
+            raise ConfigError(f"response {sample} of request {key} is not held: submit it with hold=True")
+        return one
+
+    def under_way(self) -> list[Response]:
+        """Return all responses as far as they are; those of `Request.begun` continue from them."""
+        return [self._response(one, "") for one in self._open.values()]
+
+    def tokens_of(self, key: int, sample: int = 0) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """Return the tokens of one response so far, empty when there is none under way."""
+        one = self._open.get((key, sample))
+        return np.empty(0, np.int32) if one is None else self._response(one, "").tokens
+
+    # ------------------------------------------------------------ weights
+
+    def load(self, version: int, weights: Mapping[str, Tensor]) -> None:
+        """Use these weights from the next step on, before anything is admitted there."""
+        self._pending = (version, weights)
+
+    def _swap(self) -> None:
+        if self._pending is None:
+            return
+        (self.version, weights), self._pending = self._pending, None
+        self._model.set_weights(weights)
+        self._prefixes.clear()
+        for one in self._at:
+            if one is None or one.slot < 0:
+                continue
+            length = self._known(one)
+            if one.script is not None:
+                if one.is_row:
+                    self._pause(one)
+                self._try_script(one)
+            elif one.is_row and self._on_swap == "recompute":
+                self._pause(one)
+                one.begin_span(length, self.version, is_rebuilt=True)
+                self._resuming.append((one, 0))
+            elif one.is_row:
+                one.begin_span(length, self.version, is_rebuilt=False)
+
+    # ------------------------------------------------------------ the step
+
+    @torch.inference_mode()
+    def step(self) -> list[Response]:
+        """Swap weights, admit, feed prompts, and draw a token for each row; return what has ended."""
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        self._swap()
+        self._end_late()
+        self._feed([*self._admit(), *self._take_resuming()])
+        if not self._is_arranged:
+            self._arrange()
+        if self._num_rows:
+            groups = self._groups()
+            result = self._decode(
+                self._model, self._slots, self._rotation, groups, is_filtered=self._num_filtered > 0
+            )
+            self._take(result, np.arange(self._num_rows))
+            self.num_steps += 1
+        finished, self._finished = self._finished, []
+        return finished
+
+    def generate(self, requests: Iterable[Request]) -> list[Response]:
+        """Answer these requests; return the responses in their order, samples in order."""
+        order = []
+        for request in requests:
+            self.submit(request)
+            order += [(request.key, sample) for sample in range(request.num_samples)]
+        found: dict[tuple[int, int], Response] = {}
+        while self.is_busy:
+            found |= {(one.key, one.sample): one for one in self.step()}
+        return [found[name] for name in order]
+
+    def _take(self, result: Tensor, slots: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        """Read one step's tokens, and see which responses have ended."""
+        self.num_reads += 1
+        read = result.cpu().numpy()[:, : len(slots)]
+        position = self._position[slots] + 1
+        self._position[slots] = position
+        self._tokens[slots, position] = read[0]
+        self._log_probs[slots, position] = read[2].view(np.float32)
+        for index in np.flatnonzero(read[1]):
+            self._ended(slots[index], int(read[0, index]))
+        if self._is_arranged and (position > self._class_ends[slots]).any():
+            self._is_arranged = False
+
+    def _ended(self, slot: int, token: int) -> None:
+        one = self._at[slot]
+        assert one is not None, "a slot without a response is no row"
+        length, request = int(self._position[slot]) + 1, one.request
+        self._pause(one)
+        if token in one.stops:
+            end: End = "eos" if token in self._model.shape.eos_ids else "stop"
+        elif one.script is not None and one.scripted(one.num_own(length)) is not None:
+            self._try_script(one)
+            return
+        else:
+            end = "length" if one.script is None else one.script.end
+        if request.hold and end in ("eos", "stop") and length + 1 < self.max_length:
+            one.has_ended_turn = True
+            self._finished.append(self._response(one, end))
+        else:
+            self._finished.append(self._close(one, end))
+
+    def _pause(self, one: _Open) -> None:
+        """Make a row a slot that is held."""
+        one.length, one.is_row = self._known(one), False
+        self._classes[one.slot] = HELD
+        self._is_arranged = False
+
+    def _known(self, one: _Open) -> int:
+        """Number of tokens of the sequence so far."""
+        return int(self._position[one.slot]) + 1 if one.is_row else one.length
+
+    # ------------------------------------------------------------ scripts
+
+    def _wanted(self, one: _Open) -> int | None:
+        """Return the version that a script asks for next."""
+        found = one.scripted(one.num_own(one.length)) if one.script is not None else None
+        return None if found is None else found[0].version
+
+    def _try_script(self, one: _Open) -> None:
+        """Let a scripted response go on if its version is there."""
+        found = one.scripted(one.num_own(one.length))
+        if found is None or found[0].version != self.version or one.has_ended_turn:
+            return
+        span, left = found
+        is_new = left == span.size
+        if is_new and span.rebuilt:
+            one.begin_span(one.length, self.version, is_rebuilt=True)
+            self._resuming.append((one, 0))
+            return
+        if is_new:
+            one.begin_span(one.length, self.version, is_rebuilt=False)
+        # Not fed again: a token that is fed alone has other bits than one fed with others.
+        self._start_rows([one])
+
+    # ------------------------------------------------------------ admission
+
+    def _admissible(self) -> bool:
+        if not self._waiting or self.num_free == 0:
+            return False
+        return any(self._wanted(one) in (None, self._next_version) for one in self._waiting)
+
+    @property
+    def _next_version(self) -> int:
+        return self.version if self._pending is None else self._pending[0]
+
+    def _admit(self) -> list[tuple[_Open, int]]:
+        """Give slots to responses that wait, in order."""
+        num_free = self.num_free if self._waiting else 0
+        if not num_free:
+            if not self._waiting:
+                self._prefixes.clear()
+            return []
+        free = iter(np.flatnonzero(self._classes == FREE).tolist())
+        admitted, left = list[tuple[_Open, int]](), deque[_Open]()
+        while self._waiting and len(admitted) < num_free:
+            one = self._waiting.popleft()
+            if self._wanted(one) not in (None, self.version):
+                left.append(one)
+                continue
+            one.slot = next(free)
+            admitted.append((one, 0))
+        self._waiting.extendleft(reversed(left))
+        for one, _ in admitted:
+            self._at[one.slot] = one
+            self._classes[one.slot] = HELD
+            prompt = one.request.prompt
+            self._tokens[one.slot, : len(prompt)] = prompt
+            begun = next((other for other in one.request.begun if other.sample == one.sample), None)
+            if begun is not None:
+                self._tokens[one.slot, len(prompt) : one.length] = begun.tokens
+                self._log_probs[one.slot, len(prompt) : one.length] = begun.log_probs
+            one.begin_span(one.length, self.version, is_rebuilt=begun is not None and len(begun.tokens) > 0)
+            self._num_filtered += _is_filtered(one.request)
+        self._is_arranged = False
+        return admitted
+
+    def _take_resuming(self) -> list[tuple[_Open, int]]:
+        """Return what is fed beside new prompts: extended responses, and those whose caches are made anew."""
+        resuming, self._resuming = self._resuming, []
+        jobs = []
+        for one, start in resuming:
+            if one.slot < 0:  # it was aborted
+                continue
+            if (wanted := self._wanted(one)) not in (None, self.version):
+                self._resuming.append((one, start))
+                continue
+            if wanted is not None:
+                span, left = one.scripted(one.num_own(one.length)) or (Span(self.version, 0), 1)
+                is_rebuilt = left == span.size and span.rebuilt
+            else:
+                is_rebuilt = self._on_swap == "recompute" and one.stamp != self.version
+            start = 0 if is_rebuilt else start
+            if one.version != self.version or is_rebuilt:
+                one.begin_span(one.length, self.version, is_rebuilt)
+            jobs.append((one, start))
+        return jobs
+
+    # ------------------------------------------------------------ prompts
+
+    def _feed(self, jobs: Sequence[tuple[_Open, int]]) -> None:
+        """Feed what these responses have not fed from a position on, and draw the next token of each."""
+        if not jobs:
+            return
+        leaders: dict[Any, _Open] = {}
+        followers: dict[Any, list[_Open]] = {}
+        own: list[tuple[_Open, int]] = []
+        for one, start in jobs:
+            one.stamp = self.version if start == 0 else one.stamp
+            name: Any = one.request.key if _is_fresh(one) else one.name
+            if name in leaders:
+                followers.setdefault(name, []).append(one)
+            else:
+                leaders[name] = one
+                if not (_is_fresh(one) and self._from_prefix(one, followers)):
+                    own.append((one, start))
+        hidden = self._feed_all(own)
+        for name, leader in leaders.items():
+            others = followers.get(name, [])
+            key = (self.version, leader.request.key)
+            if key in self._prefixes and leader not in hidden:
+                hidden[leader] = self._prefixes[key][1]
+            if others:
+                self._slots.share(leader.slot, [one.slot for one in others], leader.length)
+                hidden |= dict.fromkeys(others, hidden[leader])
+            self._keep_prefix(leader, hidden[leader])
+        self._emit([one for one, _ in jobs], hidden)
+
+    def _from_prefix(self, one: _Open, followers: Mapping[Any, list[_Open]]) -> bool:
+        """Take the cache of the prompt from where it was kept for the rest of a group."""
+        kept = self._prefixes.get((self.version, one.request.key))
+        if kept is None:
+            return False
+        self._slots.cache[:, :, one.slot, :, : one.length] = kept[0]
+        return True
+
+    def _keep_prefix(self, leader: _Open, hidden: Tensor) -> None:
+        """Keep the cache of a prompt for as long as responses of its group wait for a slot."""
+        if not _is_fresh(leader):
+            return
+        key = (self.version, leader.request.key)
+        is_waited_for = bool(self._waiting) and self._waiting[0].request.key == leader.request.key
+        if not is_waited_for:
+            self._prefixes.pop(key, None)
+        elif key not in self._prefixes:
+            cache = self._slots.cache[:, :, leader.slot, :, : leader.length].clone()
+            self._prefixes[key] = (cache, hidden.clone())
+
+    def _feed_all(self, jobs: Sequence[tuple[_Open, int]]) -> dict[_Open, Tensor]:
+        """Feed sequences in chunks, those of one size together; return the last hidden state of each."""
+        hidden: dict[_Open, Tensor] = {}
+        pieces = [(one, at) for one, start in jobs for at in range(start, one.length, _CHUNK)]
+        by_shape: dict[tuple[int, int, int], list[tuple[_Open, int]]] = {}
+        for one, at in pieces:
+            size = _padded(min(_CHUNK, one.length - at))
+            length = min(self._length, ceil_to(at + size, self._bucket))
+            by_shape.setdefault((at, size, length), []).append((one, at))
+        for (_, size, length), batch in sorted(by_shape.items(), key=lambda item: item[0][0]):
+            most = max(1, _MOST_AT_ONCE // size)
+            for begin in range(0, len(batch), most):
+                self._feed_batch(batch[begin : begin + most], size, length, hidden)
+        self.num_prefilled += sum(one.length - start for one, start in jobs)
+        return hidden
+
+    def _feed_batch(
+        self, batch: Sequence[tuple[_Open, int]], size: int, length: int, hidden: dict[_Open, Tensor]
+    ) -> None:
+        device, tokens = self._slots.cache.device, np.zeros((len(batch), size), np.int64)
+        for row, (one, at) in enumerate(batch):
+            own = self._tokens[one.slot, at : min(at + size, one.length)]
+            tokens[row, : len(own)] = own
+        slots = torch.tensor([one.slot for one, _ in batch], device=device)
+        starts = torch.tensor([at for _, at in batch], device=device)
+        fed = torch.from_numpy(tokens).to(device)
+        found = extend(self._model, self._slots, self._rotation, slots, fed, starts, length)
+        for row, (one, at) in enumerate(batch):
+            if at + _CHUNK >= one.length:
+                hidden[one] = found[row, one.length - 1 - at]
+
+    def _emit(self, ones: Sequence[_Open], hidden: Mapping[_Open, Tensor]) -> None:
+        """Draw the next token of responses whose sequences were fed."""
+        for one in ones:
+            self._position[one.slot] = one.length - 1
+        self._start_rows(ones)
+        padded = [*ones, *[ones[0]] * (-len(ones) % MULTIPLE)]
+        at = torch.tensor([one.slot for one in padded], device=self._slots.cache.device)
+        stacked = torch.stack([hidden[one] for one in padded])
+        result = emit(self._model, self._slots, at, stacked, is_filtered=self._num_filtered > 0)
+        self._take(result, np.array([one.slot for one in ones]))
+
+    def _start_rows(self, ones: Sequence[_Open]) -> None:
+        """Write the state of responses that are rows from now on; their next token is known."""
+        whole = np.zeros((len(ones), STOPS + MOST_STOPS), np.int64)
+        real = np.zeros((len(ones), self._slots.real.shape[1]))
+        whole[:, STOPS:] = -1
+        for row, one in enumerate(ones):
+            request, own = one.request, one.num_own(one.length)
+            left = one.num_new - own
+            if one.script is not None and (found := one.scripted(own)) is not None:
+                left = min(left, found[1])
+            last = min(one.length - 1 + left, self.max_length - 1)
+            token = self._tokens[one.slot, one.length - 1]
+            whole[row, :STOPS] = (token, one.length - 1, 1, last, request.top_k or 1 << 62)
+            whole[row, STOPS : STOPS + len(one.stops)] = one.stops
+            real[row, TEMPERATURE], real[row, TOP_P] = request.temperature, request.top_p
+            drawn = uniforms(request.seed, one.sample, last + 2)
+            real[row, UNIFORMS : UNIFORMS + len(drawn)] = drawn
+            one.is_row = True
+            self._position[one.slot] = one.length - 1
+            self._classes[one.slot] = ROW
+        at = torch.tensor([one.slot for one in ones], device=self._slots.cache.device)
+        self._slots.whole[at] = torch.from_numpy(whole).to(at.device)
+        self._slots.real[at] = torch.from_numpy(real).to(at.device)
+        self._is_arranged = False
+
+    # ------------------------------------------------------------ the order of slots
+
+    def _arrange(self) -> None:
+        """Move slots so that rows come first, the longest in front."""
+        bucket, rows = self._bucket, np.flatnonzero(self._classes >= 0)
+        self._classes[rows] = length_classes(self._position[rows], bucket)
+        sources, targets = moves(self._classes)
+        if len(sources):
+            longest = max(self._known(one) for slot in sources if (one := self._at[slot]) is not None)
+            self._slots.move(sources.tolist(), targets.tolist(), min(self._length, ceil_to(longest, bucket)))
+            moved = [self._at[slot] for slot in sources]
+            gone = np.setdiff1d(sources, targets)
+            for array in (self._tokens, self._log_probs, self._position, self._classes):
+                array[targets] = array[sources]
+            self._classes[gone] = FREE
+            for slot in gone:
+                self._at[slot] = None
+            for slot, one in zip(targets.tolist(), moved, strict=True):
+                assert one is not None, "only slots in use move"
+                self._at[slot], one.slot = one, slot
+        classes = self._classes[self._classes >= 0]
+        self._num_rows = len(classes)
+        self._class_ends[: self._num_rows] = last_positions(classes, bucket)
+        ends = [int(end) for end in np.flatnonzero(np.diff(classes, append=-1)) + 1] if len(classes) else []
+        self._regions = list(zip([0, *ends], ends, strict=False))
+        self._is_arranged = True
+
+    def _groups(self) -> tuple[Group, ...]:
+        bucket = self._bucket
+        lengths = [
+            min(self._length, ceil_to(int(self._position[begin:end].max()) + 1, bucket))
+            for begin, end in self._regions
+        ]
+        regions = tuple((end, length) for (_, end), length in zip(self._regions, lengths, strict=True))
+        if self._grouped[0] != regions:
+            self._grouped = (regions, groups_of(regions, self._size))
+        return self._grouped[1]
+
+    # ------------------------------------------------------------ ends
+
+    def _end_late(self) -> None:
+        now_s = self._clock()
+        if now_s < self._next_deadline_s:
+            return
+        late = [one for one in self._open.values() if now_s >= one.deadline_s and one.script is None]
+        self._finished += [self._close(one, "timeout") for one in late]
+        left = [one.deadline_s for one in self._open.values() if one.deadline_s > now_s]
+        self._next_deadline_s = min(left, default=math.inf)
+
+    def _close(self, one: _Open, end: End) -> Response:
+        response = self._response(one, end)
+        self._free(one)
+        return response
+
+    def _free(self, one: _Open) -> None:
+        del self._open[one.name]
+        if one.slot < 0:
+            self._waiting.remove(one)
+            return
+        if one.is_row:
+            with torch.inference_mode():
+                self._slots.whole[one.slot, ACTIVE] = 0
+        self._num_filtered -= _is_filtered(one.request)
+        self._at[one.slot] = None
+        self._classes[one.slot] = FREE
+        one.slot, one.is_row, self._is_arranged = -1, False, False
+
+    def _response(self, one: _Open, end: End) -> Response:
+        begin = len(one.request.prompt)
+        if one.slot < 0:
+            begun = next((other for other in one.request.begun if other.sample == one.sample), None)
+            tokens = begun.tokens if begun is not None else np.empty(0, np.int32)
+            log_probs = begun.log_probs if begun is not None else np.empty(0, np.float32)
+            length = begin + len(tokens)
+        else:
+            length = self._known(one)
+            tokens = self._tokens[one.slot, begin:length].copy()
+            log_probs = self._log_probs[one.slot, begin:length].copy()
+        is_own = np.ones(length - begin, np.bool_)
+        for first, last in one.given:
+            is_own[first - begin : last - begin] = False
+        spans = list(one.spans)
+        if size := one.num_own(length) - sum(span.size for span in spans):
+            spans.append(Span(one.version, size, one.is_rebuilt))
+        return Response(one.request.key, one.sample, tokens, log_probs, is_own, tuple(spans), end)
+
+
+def _continue(one: _Open, begun: Response) -> None:
+    """Let a response go on after what was begun of it."""
+    one.length += len(begun.tokens)
+    one.spans = list(begun.spans)
+    begin = len(one.request.prompt)
+    edges = np.flatnonzero(np.diff(np.concatenate(([True], begun.is_own, [True])).astype(np.int8)))
+    one.given = [(begin + int(a), begin + int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def _is_fresh(one: _Open) -> bool:
+    """Return True if nothing but the prompt is known."""
+    return one.length == len(one.request.prompt)
+
+
+def _is_filtered(request: Request) -> bool:
+    return request.temperature > 0.0 and (request.top_k > 0 or request.top_p < 1.0)
+
+
+def _padded(size: int) -> int:
+    """Return the size of a chunk: few different ones, so that prompts are fed together."""
+    return ceil_to(size, 16 if size <= 64 else 64)
+
+
+def _least_bucket(bucket: int, per_position: int) -> int:
+    """Round a bucket up to eights, and so that products are large enough for one kernel in every bucket.
+
+    torch multiplies matrices of fewer than 400 multiplications by another kernel, which has other bits.
+    """
+    return ceil_to(max(bucket, -(-400 // per_position)), MULTIPLE)
+
+
+def _check(slots: int, max_length: int, bucket: int, threads: int, on_swap: str, most: int) -> None:
+    if slots < 1 or bucket < 1 or threads < 1:
+        raise ConfigError("slots, bucket and threads of an engine must be at least 1")
+    if not 2 <= max_length <= most:
+        raise ConfigError(f"max_length is {max_length}; this model can do 2 to {most} positions")
+    if on_swap not in ("keep", "recompute"):
+        raise ConfigError(f"on_swap is {on_swap!r}: use 'keep' or 'recompute'")
+
+
+def _check_memory(num_bytes: int, slots: int, max_length: int, device: torch.device) -> None:
+    if device.type != "cpu":
+        return
+    available = psutil.virtual_memory().available
+    if num_bytes > available:
+        raise ConfigError(
+            f"{slots} slots of {max_length} positions need {num_bytes / 1e9:.1f} GB, and "
+            f"{available / 1e9:.1f} GB are free: lower slots or max_length"
+        )
