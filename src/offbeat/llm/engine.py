@@ -476,10 +476,9 @@ class Engine:
                 is_rebuilt = left == span.size and span.rebuilt
             else:
                 is_rebuilt = self._on_swap == "recompute" and one.stamp != self.version
-            start = 0 if is_rebuilt else start
             if one.version != self.version or is_rebuilt:
                 one.begin_span(one.length, self.version, is_rebuilt)
-            jobs.append((one, start))
+            jobs.append((one, 0 if is_rebuilt else start))
         return jobs
 
     # ------------------------------------------------------------ prompts
