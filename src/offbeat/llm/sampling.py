@@ -47,20 +47,20 @@ def draw(
     log_probs = (logits / torch.where(is_greedy, 1.0, temperature)[:, None]).log_softmax(-1)
     probs = log_probs.exp()
     if top_k is None or top_p is None:
-        token = _inverse(probs, uniform)
+        token = inverse(probs, uniform[:, None])[:, 0]
     else:
         ordered, order = probs.sort(dim=-1, descending=True, stable=True)
         rank = torch.arange(ordered.shape[-1], device=ordered.device)
         before = ordered.cumsum(-1, dtype=torch.float64) - ordered
         kept = (rank < top_k[:, None]) & (before < top_p[:, None])
-        place = _inverse(torch.where(kept | (rank == 0), ordered, 0.0), uniform)
-        token = order.gather(-1, place[:, None])[:, 0]
+        place = inverse(torch.where(kept | (rank == 0), ordered, 0.0), uniform[:, None])
+        token = order.gather(-1, place)[:, 0]
     token = torch.where(is_greedy, log_probs.argmax(-1), token)
     return token, log_probs.gather(-1, token[:, None])[:, 0]
 
 
-def _inverse(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Return the first index at which the cumulative sum passes ``uniform`` times the whole."""
+def inverse(probs: Tensor, uniform: Tensor) -> Tensor:
+    """Return where cumulative sums of ``probs`` ``[N, V]`` pass ``uniform`` ``[N, M]`` times the whole."""
     cumulated = probs.cumsum(-1, dtype=torch.float64)
-    target = uniform[:, None] * cumulated[:, -1:]
-    return torch.searchsorted(cumulated, target, right=True)[:, 0].clamp_(max=probs.shape[-1] - 1)
+    target = uniform * cumulated[:, -1:]
+    return torch.searchsorted(cumulated, target, right=True).clamp_(max=probs.shape[-1] - 1)
