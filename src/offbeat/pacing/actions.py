@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from offbeat.pacing.events import Event
 from offbeat.pacing.ledger import Counts
 from offbeat.types import Piece, Ticket
 
 
-@dataclass(frozen=True, slots=True)
-class Issue:
+class Issue(NamedTuple):
     """Collect this ticket on its collector; ``script``: the pieces of a recorded segment, to be repeated."""
 
     ticket: Ticket
     script: tuple[Piece, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(NamedTuple):
     """Ask collectors to end these running tickets with what they have: they hold a round up."""
 
     tickets: tuple[Ticket, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Retire:
+class Retire(NamedTuple):
     """End a collector that was asked to leave and holds no ticket any more."""
 
     collector: int
 
 
-@dataclass(frozen=True, slots=True)
-class Train:
+class Train(NamedTuple):
     """Train round ``version`` on these tickets' segments, in this order."""
 
     version: int
@@ -42,38 +37,33 @@ class Train:
     off_policy_degree: int
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(NamedTuple):
     """Make ``version`` available to collectors."""
 
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluate:
+class Evaluate(NamedTuple):
     """Evaluate a frozen snapshot of ``version``; training waits for it when ``blocking``."""
 
     version: int
     blocking: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """Save the run as it stands at ``version``; the learner is idle."""
 
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Renew:
+class Renew(NamedTuple):
     """Restart a collector as this incarnation, as a recorded run did."""
 
     collector: int
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(NamedTuple):
     """End the run; ``failed`` when it could not continue."""
 
     reason: str

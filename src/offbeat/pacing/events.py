@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from offbeat.types import Batch, Metrics, Segment, StateTree, Ticket
 
@@ -20,8 +20,7 @@ Health = Literal["starting", "up", "unresponsive", "down", "waiting", "stopped"]
 # ---------------------------------------------------------------- collecting
 
 
-@dataclass(frozen=True, slots=True)
-class CollectorUp:
+class CollectorUp(NamedTuple):
     """A collector is up (first start or replacement) and wants to hold ``capacity`` tickets.
 
     The capacity is an absolute number; the record may be sent again with another one.
@@ -35,8 +34,7 @@ class CollectorUp:
     is_wide: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CollectorDown:
+class CollectorDown(NamedTuple):
     """A collector died or was killed; its running tickets are lost and wait to be issued again.
 
     ``raised``: its own code raised, and ``reason`` has the traceback. The driver adds ``restorable``: its
@@ -49,8 +47,7 @@ class CollectorDown:
     restorable: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class CollectorLeft:
+class CollectorLeft(NamedTuple):
     """A collector that was asked to leave holds no ticket any more and has ended."""
 
     collector: int
@@ -68,8 +65,7 @@ class CollectorWorked:
     units: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class CollectorWaits:
+class CollectorWaits(NamedTuple):
     """All open tickets of a collector have scripts that continue with ``version`` or a newer one."""
 
     collector: int
@@ -77,23 +73,20 @@ class CollectorWaits:
     tickets: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OpenWork:
+class OpenWork(NamedTuple):
     """A collector's answer to the question for its begun work, by ticket."""
 
     collector: int
     work: Mapping[int, StateTree]
 
 
-@dataclass(frozen=True, slots=True)
-class Issued:
+class Issued(NamedTuple):
     """A ticket was issued to its collector."""
 
     ticket: Ticket
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentArrived:
+class SegmentArrived(NamedTuple):
     """A ticket's segment is in the store.
 
     ``num_bytes`` is the memory it takes there; ``state`` is the collector's state after it, None when it
@@ -108,8 +101,7 @@ class SegmentArrived:
     busy_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentDropped:
+class SegmentDropped(NamedTuple):
     """A named policy dropped a segment that had arrived."""
 
     ticket: int
@@ -119,8 +111,7 @@ class SegmentDropped:
 # ---------------------------------------------------------------- learning
 
 
-@dataclass(frozen=True, slots=True)
-class Signals:
+class Signals(NamedTuple):
     """Measurements of a round for the tuner: times in seconds, idle shares in [0, 1], cost of staleness.
 
     ``collect_s`` is the time the collectors together needed for a round's segments;
@@ -137,8 +128,7 @@ class Signals:
     search_kl: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TrainStarted:
+class TrainStarted(NamedTuple):
     """The learner was given a round."""
 
     batch: Batch
@@ -176,8 +166,7 @@ class Checksum(Future[int | None]):
         return Checksum.of, (self.result(),)
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(NamedTuple):
     """Collectors can get ``version``; publishing took ``seconds``. ``checksum`` identifies the weights.
 
     ``num_bytes`` were copied for collectors, none where these get the very objects that the learner made.
@@ -189,16 +178,14 @@ class Published:
     num_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PublishFailed:
+class PublishFailed(NamedTuple):
     """Publishing ``version`` failed; it is tried again after a delay."""
 
     version: int
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotTaken:
+class SnapshotTaken(NamedTuple):
     """A copy of the learner at this point of the training, which later rounds do not touch.
 
     Taking it took ``seconds``, for which rounds stood still. The next one may be in the same memory.
@@ -214,8 +201,7 @@ class LearnerStateless:
     """The learner has no state that could be saved, so no checkpoint is; told before its first round."""
 
 
-@dataclass(frozen=True, slots=True)
-class LearnerDown:
+class LearnerDown(NamedTuple):
     """The learner, or one of its ranks, died: the run can only continue from a checkpoint."""
 
     reason: str
@@ -224,8 +210,7 @@ class LearnerDown:
 # ---------------------------------------------------------------- evaluating, saving
 
 
-@dataclass(frozen=True, slots=True)
-class EvalDone:
+class EvalDone(NamedTuple):
     """The evaluation of ``version`` ended; ``metrics`` is None when it failed, and ``error`` says why."""
 
     version: int
@@ -234,8 +219,7 @@ class EvalDone:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(NamedTuple):
     """A checkpoint of ``version`` is on the disk; writing took ``seconds``.
 
     Rounds stood still for ``paused_s`` of them, where nothing is written beside training.
@@ -248,16 +232,14 @@ class Saved:
     paused_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class SaveFailed:
+class SaveFailed(NamedTuple):
     """A checkpoint of ``version`` could not be written; older ones are as they were."""
 
     version: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SaveSkipped:
+class SaveSkipped(NamedTuple):
     """A checkpoint of ``version`` came due while the one before was being taken or written."""
 
     version: int
@@ -266,15 +248,13 @@ class SaveSkipped:
 # ---------------------------------------------------------------- requests
 
 
-@dataclass(frozen=True, slots=True)
-class DialTurned:
+class DialTurned(NamedTuple):
     """A request for another ``off_policy_degree`` (-1: hand it to the tuner)."""
 
     off_policy_degree: int
 
 
-@dataclass(frozen=True, slots=True)
-class GatesSet:
+class GatesSet(NamedTuple):
     """Manual gates on issuing and training, for step-by-step runs.
 
     ``collect``: new tickets may be issued. ``until``: rounds below this version may be trained, and tickets
@@ -285,8 +265,7 @@ class GatesSet:
     until: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StopRequested:
+class StopRequested(NamedTuple):
     """A request to finish cleanly: no new ticket, no new round.
 
     ``within_s`` limits the time that may take; None: no limit.
@@ -296,8 +275,7 @@ class StopRequested:
     within_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GoalReached:
+class GoalReached(NamedTuple):
     """The goal is reached: finish the current round, then evaluate and checkpoint as at the end."""
 
     reason: str
@@ -310,8 +288,7 @@ class CollectorsAdded:
     count: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class CollectorRemoved:
+class CollectorRemoved(NamedTuple):
     """A request that a collector leaves, once it has finished the tickets that it holds; None: the newest."""
 
     collector: int | None = None
@@ -322,16 +299,14 @@ Request = DialTurned | GatesSet | StopRequested | GoalReached | CollectorsAdded 
 # ---------------------------------------------------------------- the run
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(NamedTuple):
     """The run starts at ``version``, or continues there when it was ``resumed``."""
 
     version: int = 0
     resumed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class HealthChanged:
+class HealthChanged(NamedTuple):
     """A component is in another state than before.
 
     ``component`` is ``collector_0``, ``learner``, ``learner_rank_1``, ``evaluator`` or ``store``.
@@ -342,24 +317,21 @@ class HealthChanged:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(NamedTuple):
     """A line for the user; a warning when something went wrong."""
 
     text: str
     is_warning: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Stalled:
+class Stalled(NamedTuple):
     """The run stands still and ends: who waits for whom, and the stack of each component."""
 
     waits: Sequence[Mapping[str, Any]]
     stacks: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
+class Broken(NamedTuple):
     """An error that ends the run."""
 
     error: Exception
@@ -386,8 +358,7 @@ class Restarting:
         return f"{reason}: {what} from version {self.version} ({self.kind} {self.attempt} of {self.limit})"
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(NamedTuple):
     """The run is over at ``version``: ``error`` is None when it ended well.
 
     ``stopped``: it ended early because that was asked for, by a signal or by ``stop``.

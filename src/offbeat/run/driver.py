@@ -354,7 +354,7 @@ class Driver:
                 row = self.collectors.rows[collector]
                 if event.raised and not row.has_worked:
                     raise CollectError(reason)  # a bug: it is to be seen at once
-                event = replace(event, restorable=row.is_restorable)
+                event = event._replace(restorable=row.is_restorable)
             case EvalDone(version) if version != self._evaluating:
                 return  # it was given up before it ended
             case Broken(error):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -163,13 +162,13 @@ class SyncRun:
         """Let collectors start new segments, with the weights that were published last."""
         self._going_on()
         self._has_chosen = True
-        self._set_gates(replace(self._gates, collect=True))
+        self._set_gates(self._gates._replace(collect=True))
 
     def disable_data_collection(self) -> None:
         """Let collectors start no new segments; those under way come in and wait to be trained."""
         self._has_chosen = True
         if not self._coordinator.is_ending:
-            self._set_gates(replace(self._gates, collect=False))
+            self._set_gates(self._gates._replace(collect=False))
 
     @property
     def collection_enabled(self) -> bool:
@@ -222,7 +221,7 @@ class SyncRun:
                 "Call wait() first, or ask should_sync_update()"
             )
         target = self.version + 1
-        self._set_gates(replace(self._gates, until=target))
+        self._set_gates(self._gates._replace(until=target))
         while not self._has_trained(target):
             run.step()
         self._deal_with_requests()

@@ -333,7 +333,7 @@ class RayRuntime:
                 started_s = now_s - (event.ended_s - event.started_s)
                 return replace(event, batch=self._training, started_s=started_s, ended_s=now_s)
             case SnapshotTaken():
-                return replace(event, **self._copies.copy({"state": event.state, "weights": event.weights}))
+                return event._replace(**self._copies.copy({"state": event.state, "weights": event.weights}))
             case _:
                 return event
 

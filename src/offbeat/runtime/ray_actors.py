@@ -283,7 +283,7 @@ class CollectorActor(Actor):
             num_bytes = _num_bytes(segment.data)
             if num_bytes > _SMALL_BYTES or segment.data is None:
                 data, segment = [segment.data], replace(segment, data=None)
-            report = replace(report, segment=segment, num_bytes=num_bytes)
+            report = report._replace(segment=segment, num_bytes=num_bytes)
         self._reports.put((bytes(cloudpickle.dumps(report)), data))
 
 

@@ -187,7 +187,7 @@ class CollectorActors:
                 segment = event.segment
                 self._held[segment.ticket.number] = pending.key
                 data = RemoteSegmentData(self._store.handle, pending.key, self._sync_timeout_s)
-                event = replace(event, segment=replace(segment, data=data))
+                event = event._replace(segment=replace(segment, data=data))
             self._events.append(event)
 
     def release(self, tickets: Sequence[int]) -> None:
