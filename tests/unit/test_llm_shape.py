@@ -67,7 +67,10 @@ def test_biases_and_norms_are_those_of_the_architecture() -> None:
 @pytest.mark.parametrize(
     "rope",
     [
-        {"rope_theta": 5e5, "rope_scaling": {**ROPE, "type": "llama3", "original_max_position_embeddings": 32}},
+        {
+            "rope_theta": 5e5,
+            "rope_scaling": {**ROPE, "type": "llama3", "original_max_position_embeddings": 32},
+        },
         {"rope_parameters": {**ROPE, "rope_type": "llama3", "original_max_position_embeddings": 32}},
         {"rope_parameters": {**ROPE, "rope_type": "llama3"}, "original_max_position_embeddings": 32},
     ],
@@ -83,7 +86,9 @@ def test_linear_scaling_and_the_default_are_read() -> None:
     linear = shape_of(LLAMA | {"rope_theta": 7.0, "rope_scaling": {"type": "linear", "factor": 2}})
 
     assert linear.rope_scaling == RopeScaling("linear", 2.0) and linear.rope_theta == 7.0
-    assert shape_of(LLAMA | {"rope_parameters": {"rope_type": "default", "rope_theta": 3.0}}).rope_theta == 3.0
+    assert (
+        shape_of(LLAMA | {"rope_parameters": {"rope_type": "default", "rope_theta": 3.0}}).rope_theta == 3.0
+    )
     assert shape_of(LLAMA | {"rope_scaling": None}).rope_scaling is None
 
 
@@ -99,22 +104,49 @@ def test_ids_that_end_a_text_come_from_the_generation_first() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"architectures": ["MistralForCausalLM"]}, "architectures: 'MistralForCausalLM' is unknown; LlamaForC"),
-        ({"architectures": None, "model_type": "gpt2"}, "model_type: 'gpt2' is unknown; LlamaForCausalLM, Qwen2"),
+        (
+            {"architectures": ["MistralForCausalLM"]},
+            "architectures: 'MistralForCausalLM' is unknown; LlamaForC",
+        ),
+        (
+            {"architectures": None, "model_type": "gpt2"},
+            "model_type: 'gpt2' is unknown; LlamaForCausalLM, Qwen2",
+        ),
         ({"model_type": "mistral"}, "model_type: 'mistral' contradicts architectures, LlamaForCausalLM"),
         ({"hidden_act": "gelu"}, "hidden_act: 'gelu' is unknown; silu is supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config: {'bits': 4} needs kernels"),
         ({"num_local_experts": 8}, "num_local_experts: 8 means a mixture of experts; dense"),
-        ({"use_sliding_window": True, "sliding_window": 64}, "use_sliding_window: true with sliding_window: 64"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types: .*full_attention in each of 2"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling.rope_type: 'yarn'; default, linear"),
-        ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_parameters.rope_type: 'dynamic'; default, linear"),
-        ({"rope_parameters": {"full_attention": {}}}, "rope_parameters: .* one set of numbers for all layers"),
+        (
+            {"use_sliding_window": True, "sliding_window": 64},
+            "use_sliding_window: true with sliding_window: 64",
+        ),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types: .*full_attention in each of 2",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+            "rope_scaling.rope_type: 'yarn'; default, linear",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "dynamic"}},
+            "rope_parameters.rope_type: 'dynamic'; default, linear",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {}}},
+            "rope_parameters: .* one set of numbers for all layers",
+        ),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor: missing; a number above 0"),
-        ({"rope_scaling": {**ROPE, "type": "llama3", "low_freq_factor": 4}}, "high_freq_factor: 4.0; it has to be"),
+        (
+            {"rope_scaling": {**ROPE, "type": "llama3", "low_freq_factor": 4}},
+            "high_freq_factor: 4.0; it has to be",
+        ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5; rotating the whole head"),
         ({"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide num_attention_heads = 4"),
-        ({"num_attention_heads": 3}, "num_attention_heads: 3 does not divide hidden_size = 16; give head_dim"),
+        (
+            {"num_attention_heads": 3},
+            "num_attention_heads: 3 does not divide hidden_size = 16; give head_dim",
+        ),
         ({"head_dim": 5}, "head_dim: 5 is odd; rotary embeddings rotate pairs"),
         ({"hidden_size": None}, "hidden_size: missing; a whole number from 1 to"),
         ({"vocab_size": True}, "vocab_size: True; a whole number from 1 to"),
@@ -151,7 +183,11 @@ def test_what_is_written_is_read_again(config: dict[str, Any], scaling: RopeScal
 
 def test_parameters_are_counted_as_transformers_counts_them() -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is the reference")
-    for config in (LLAMA | {"attention_bias": True, "mlp_bias": True}, QWEN2 | {"tie_word_embeddings": True}, QWEN3):
+    for config in (
+        LLAMA | {"attention_bias": True, "mlp_bias": True},
+        QWEN2 | {"tie_word_embeddings": True},
+        QWEN3,
+    ):
         model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
 
         assert shape_of(config).num_parameters == model.num_parameters()
@@ -164,14 +200,19 @@ def test_tensors_have_the_sizes_of_the_fused_matrices() -> None:
     assert sizes["layers.1.qkv"] == (64, 16) and sizes["layers.1.qkv_bias"] == (64,)
     assert sizes["layers.1.out"] == (16, 32) and sizes["layers.1.k_norm"] == (8,)
     assert sizes["layers.1.gate_up"] == (48, 16) and sizes["layers.1.down"] == (16, 24)
-    assert sizes["head"] == (40, 16) and "head" not in tensor_sizes(shape_of(LLAMA | {"tie_word_embeddings": True}))
+    assert sizes["head"] == (40, 16) and "head" not in tensor_sizes(
+        shape_of(LLAMA | {"tie_word_embeddings": True})
+    )
 
 
 def test_nothing_heavy_is_imported() -> None:
     code = (
         "import sys, offbeat, offbeat.llm, offbeat.llm.shape, offbeat.llm.tokens\n"
-        "heavy = {'torch', 'transformers', 'tokenizers', 'jinja2', 'safetensors', 'gguf'} & sys.modules.keys()\n"
+        "heavy = {'torch', 'transformers', 'tokenizers', 'jinja2', 'safetensors', 'gguf'}\n"
+        "heavy &= sys.modules.keys()\n"
         "assert not heavy, heavy"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parent)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parent
+    )
     assert done.returncode == 0, done.stderr
