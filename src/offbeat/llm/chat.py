@@ -39,7 +39,7 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Mapping[str, str]], special: Mapping[str, str]) -> str:
         """Return the text of a chat up to where the answer begins; ``special`` has tokens by name."""
-        turns = [{str(key): str(value) for key, value in message.items()} for message in messages]
+        turns = checked(messages)
         values = {
             **special,
             "messages": turns,
@@ -54,6 +54,18 @@ class ChatTemplate:
             raise ConfigError(
                 f"the chat template does not render this chat ({error!s:.200}); check the messages' roles"
             ) from None
+
+
+def checked(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Return messages as plain dictionaries; ConfigError for one without the text of a role and a content."""
+    turns = [dict(message) for message in messages]
+    for turn in turns:
+        texts = [*turn.values(), turn.get("role"), turn.get("content")]
+        if not all(isinstance(text, str) for text in texts):
+            raise ConfigError(f'the message {turn!r:.80} is not like {{"role": "user", "content": "2+2="}}')
+    if not turns:
+        raise ConfigError("there is no message; give at least one with the role user")
+    return turns
 
 
 class _Budget(threading.local):

@@ -147,7 +147,7 @@ def write_folder(
 
     ``tensors`` are ours, of one of float32, float16 and bfloat16. Tokenizer files come from another folder.
     """
-    folder = Path(folder)
+    folder = Path(folder).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not empty; give a new folder, or remove it first")
     parts = split(shape, tensors)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from offbeat.errors import ConfigError
-from offbeat.llm.chat import ChatTemplate
+from offbeat.llm.chat import ChatTemplate, checked
 from offbeat.llm.shape import Shape
 from offbeat.reading import DESCRIPTION_BYTES, parse_json, read_file
 
@@ -147,7 +147,7 @@ class CharTokenizer:
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
         """Return the ids of the messages' contents, joined by newlines; roles have no characters here."""
-        return self.encode("\n".join(message["content"] for message in messages))
+        return self.encode("\n".join(turn["content"] for turn in checked(messages)))
 
     def save(self, folder: Path) -> None:
         """Write ``characters.json`` into a folder."""
