@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -362,3 +364,9 @@ def test_the_time_to_take_the_state_is_told_once_for_all_segments_of_a_piece() -
     server.take(Accept(ticket(1)))
     server.step()
     assert [(event.state_s, event.state) for event in posted] == [(2.0, {"turns": 2}), (0.0, {"turns": 2})]
+
+
+def test_worker_needs_no_configuration() -> None:
+    """It starts in two thirds of the time without pydantic."""
+    code = "import sys, offbeat.runtime.worker; sys.exit('pydantic' in sys.modules or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from offbeat.config.settings import Settings
 from offbeat.errors import CheckpointError, OffbeatError
 from offbeat.roles import Collector, Evaluator, Learner, PerWorker, WorkerContext
 from offbeat.runtime.base import close_learner
@@ -14,9 +13,17 @@ from offbeat.seeding import derive_seed
 from offbeat.types import StateTree
 
 if TYPE_CHECKING:
+    from offbeat.config.settings import Settings
     from offbeat.runtime.ranks import RankLauncher
 
 RoleT = TypeVar("RoleT")
+
+
+def _settings() -> Settings:
+    """Return the defaults; imported here, since workers need no configuration and it takes 0.1 s."""
+    from offbeat.config.settings import Settings
+
+    return Settings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +57,7 @@ class RunSpec:
     collect: PerWorker[Any]
     learn: PerWorker[Learner]
     evaluate: PerWorker[Evaluator] | None = None
-    settings: Settings = field(default_factory=Settings)
+    settings: Settings = field(default_factory=_settings)
     seed: int = 0
     log_dir: Path | None = None
     mode: Literal["stream", "replay"] = "stream"
