@@ -45,7 +45,7 @@ def test_scores_are_those_of_whole_sequences(is_real: bool) -> None:
 def test_scores_do_not_depend_on_the_other_prompts() -> None:
     model = tiny()
     prompts, labels = drawn(64, 12, seed=1)
-    together = Scorer(model, threads=2).score(prompts, labels)
+    together = Scorer(model).score(prompts, labels)
     for prompt, own, scores in zip(prompts, labels, together, strict=True):
         (alone,) = Scorer(model).score([prompt], [own])
         assert alone.sums.tobytes() == scores.sums.tobytes()
