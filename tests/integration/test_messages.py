@@ -19,6 +19,7 @@ from offbeat.pacing.events import (
     Published,
     SegmentArrived,
 )
+from offbeat.runtime.messages import Begun
 from offbeat.runtime.spec import CollectorState
 from offbeat.types import Part, Piece, Progress, Span, Ticket
 from tests.integration.test_collectors import KINDS, running, wait_for
@@ -56,10 +57,10 @@ def test_begun_work_and_scripts_reach_the_collector(kind: str) -> None:
     script = (Piece((Span(0, 2),), "stop"), Piece((Span(0, 7),), "eos"))
     with running(kind, Counting) as runtime:
         runtime.collect(ticket(0))
-        runtime.collect(ticket(1), {"tokens": np.array([-3, -2, -1])})
+        runtime.collect(ticket(1), Begun({"tokens": np.array([-3, -2, -1])}))
         runtime.collect(ticket(2), None, script)
         for number in range(3, 300):  # blocks must not stop the pipe
-            runtime.collect(ticket(number), {"tokens": np.arange(4)}, ())
+            runtime.collect(ticket(number), Begun({"tokens": np.arange(4)}), ())
         found = tokens_of(wait_for(runtime, SegmentArrived, 300))
     assert found[0] == [0] * 5
     assert found[1] == [-3, -2, -1, 0, 0]
@@ -87,7 +88,9 @@ def test_begun_work_can_be_asked_for_again_and_again(kind: str) -> None:
         before = 0
         for _ in range(3):
             assert sorted(runtime.ask_work()) == [0, 1]
-            answers = {event.collector: event.work for event in wait_for(runtime, OpenWork, 2)}
+            found = wait_for(runtime, OpenWork, 2)
+            assert [event.version for event in found] == [0, 0]
+            answers = {event.collector: event.work for event in found}
             assert sorted(answers[0]) == [0, 2] and sorted(answers[1]) == [1, 3]
             assert len(answers[0][0]["tokens"]) >= before
             before = len(answers[0][0]["tokens"])

@@ -79,17 +79,25 @@ class CollectorWaits:
 
 @dataclass(frozen=True, slots=True)
 class OpenWork:
-    """A collector's answer to the question for its begun work, by ticket."""
+    """A collector's answer to the question for its begun work, by ticket.
+
+    ``version`` is that of its weights: nothing in the work was made with newer ones.
+    """
 
     collector: int
     work: Mapping[int, StateTree]
+    version: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A ticket was issued to its collector."""
+    """A ticket was issued to its collector, with begun work if there is any.
+
+    ``keeps_all``: nothing of that is cut back; None: there is none.
+    """
 
     ticket: Ticket
+    keeps_all: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

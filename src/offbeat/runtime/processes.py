@@ -35,7 +35,7 @@ from offbeat.runtime import wire
 from offbeat.runtime.base import describe, with_stack
 from offbeat.runtime.children import WorkerProcess
 from offbeat.runtime.learning import JobThread, LocalRuntime
-from offbeat.runtime.messages import Accept, CutTickets, GiveWork, Message
+from offbeat.runtime.messages import Accept, Begun, CutTickets, GiveWork, Message
 from offbeat.runtime.parts import PublishedWriter
 from offbeat.runtime.shared import Address
 from offbeat.runtime.spec import CollectorState, RunSpec
@@ -218,7 +218,7 @@ class ProcessRuntime(LocalRuntime):
         if (collector := self._collectors.get(index)) is not None:
             self._remove(collector)
 
-    def collect(self, ticket: Ticket, begun: StateTree | None = None, script: tuple[Piece, ...] = ()) -> None:
+    def collect(self, ticket: Ticket, begun: Begun | None = None, script: tuple[Piece, ...] = ()) -> None:
         """Send the ticket to its collector, behind those that are there."""
         self._send(ticket.collector, Accept(ticket, begun, script))
 
@@ -380,7 +380,7 @@ class ProcessRuntime(LocalRuntime):
                 place = (record.descriptor, record.size, record.serial)
                 work = take_lent(Address(collector.worker.process.pid, *place))
                 collector.is_asked = False
-                self._events.append(OpenWork(index, work))
+                self._events.append(OpenWork(index, work, record.version))
 
     def _on_up(
         self, collector: _Collector, capacity: int, specs: dict[str, ArraySpec] | None, is_wide: bool

@@ -121,7 +121,7 @@ class CollectorServer:
             self._collector.load(version, weights)
             self._loaded = version
         for ticket, begun, script in self._queue:
-            self._collector.accept(ticket, begun, script)
+            self._collector.accept(ticket, None if begun is None else begun.under(version), script)
         self._queue.clear()
 
     def _cut(self, wide: WideCollector, tickets: Sequence[int]) -> None:
@@ -131,7 +131,8 @@ class CollectorServer:
     def _give_work(self) -> None:
         if self._open:
             self._hand_over()
-        self._post(OpenWork(self._index, self.wide.open_work() if self._open and self.wide else {}))
+        work = self.wide.open_work() if self._open and self.wide else {}
+        self._post(OpenWork(self._index, work, -1 if self._loaded is None else self._loaded))
 
     def _advance(self) -> None:
         began_s = self._clock()
