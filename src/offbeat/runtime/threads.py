@@ -112,7 +112,8 @@ class ThreadRuntime(LocalRuntime):
 
     def end_collector(self, index: int) -> None:
         """Let a collector's thread end."""
-        self._inboxes.pop(index).close()
+        if (inbox := self._inboxes.pop(index, None)) is not None:
+            inbox.close()
 
     def collect(self, ticket: Ticket, begun: Begun | None = None, script: tuple[Piece, ...] = ()) -> None:
         """Queue the ticket for its collector."""
