@@ -112,6 +112,16 @@ def test_what_a_lost_collector_had_begun_with_this_version_is_made_again_and_not
     assert "collector 0 was lost during the replay and cannot continue: killed" in finish.reason
 
 
+def test_report_of_a_lost_collector_says_nothing_about_the_next_one() -> None:
+    one = replayed(RUN, until=2)
+    one.begin()
+    one.arrive(0)
+    one.tell(CollectorWaits(0, 1, (1,)), CollectorDown(0, "killed"))
+    assert issued(one.tell(CollectorUp(0))) == [1]
+    assert one.arrive(2) == [], "what ticket 1 has of version 0 is made again"
+    assert one.tell(CollectorWaits(0, 1, (1,))) == [Train(0, (0, 2), 1)]
+
+
 def test_open_tickets_go_on_where_another_replay_ended() -> None:
     first = replayed(RUN, until=1)
     first.begin()

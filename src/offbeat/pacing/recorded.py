@@ -327,6 +327,7 @@ class RecordedPace:
     def _collector_down(self, event: CollectorDown) -> None:
         """Take the tickets of a lost collector up again, where its state can be restored."""
         self._up.discard(event.collector)
+        self._waits.pop(event.collector, None)
         lost = [one for one in self._running.values() if one.collector == event.collector]
         for one in lost:
             del self._running[one.ticket]
