@@ -249,6 +249,19 @@ def test_recorded_tickets_wait_for_their_version_and_say_so_once() -> None:
     assert recorded.log == [("load", 1), ("accept", 0, {"begun": 1}, script), ("load", 2), ("load", 3)]
 
 
+def test_collector_of_one_piece_begins_anew_and_repeats_what_one_version_made() -> None:
+    server, posted = server_of(as_collector(lambda ticket, weights: 1.0), lambda least: 3)
+    server.take(Accept(ticket(0), Begun({"tokens": [1]}), (Piece((Span(3, 5),), "eos"),)))
+    server.step()
+    assert [event.segment.ticket.number for event in posted] == [0]
+    server.take(Accept(ticket(1), None, (Piece((Span(3, 5), Span(4, 1)), "eos"),)))
+    server.step()
+    (down,) = posted[1:]
+    assert "ticket 1 was made with versions [3, 4]" in down.reason
+    assert "repeat the run with the collector that made it" in down.reason
+    assert "AssertionError" not in down.reason
+
+
 def test_begun_work_with_versions_that_were_given_up_is_of_no_use_with_newer_ones() -> None:
     newest = [4]
     recorded = Recorded()

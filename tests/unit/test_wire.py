@@ -113,7 +113,7 @@ def test_plain_ticket_is_one_record() -> None:
 def test_begun_work_that_nobody_reads_is_freed_with_its_collector() -> None:
     before, lender = len(os.listdir("/proc/self/fd")), Lender()
     for _ in range(5):
-        pack_message(Accept(TICKET_7, {"tokens": np.arange(10_000)}), lender)
+        pack_message(Accept(TICKET_7, Begun({"tokens": np.arange(10_000)})), lender)
     lender.free()
     assert lender.num_lent == 5, "its reader may still come"
     lender.close()

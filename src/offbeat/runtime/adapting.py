@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from offbeat.errors import ConfigError
+from offbeat.errors import CollectError, ConfigError
 from offbeat.roles import Collector, InPlaceCollector, check_methods, has_state
 from offbeat.runtime.spec import Assignment, load_state
 from offbeat.types import Array, ArraySpec, Piece, Progress, Segment, StateTree, Ticket
@@ -43,9 +43,13 @@ class OneByOne:
         return {name: spec.empty() for name, spec in (self.specs or {}).items()}
 
     def accept(self, ticket: Ticket, begun: StateTree | None = None, script: Sequence[Piece] = ()) -> None:
-        """Queue a ticket; its work is never half done."""
-        assert begun is None, "a segment that is made in one piece cannot have been begun"
-        assert not script, "a segment that is made in one piece has one version"
+        """Queue a ticket, to be made in one piece: what a wide collector has begun of it is of no use."""
+        versions = {span.version for piece in script for span in piece.spans}
+        if len(versions) > 1:
+            raise CollectError(
+                f"ticket {ticket.number} was made with versions {sorted(versions)} when it was recorded, and "
+                "this collector makes a segment with one: repeat the run with the collector that made it"
+            )
         self._tickets.append(ticket)
 
     def load(self, version: int, weights: Any) -> None:
