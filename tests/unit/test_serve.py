@@ -164,6 +164,17 @@ def test_segment_for_a_ticket_that_is_not_held_ends_the_collector(answers: tuple
     )
 
 
+def test_capacity_that_would_get_no_ticket_again_ends_the_collector_with_the_reason() -> None:
+    made = Pairs()
+    server, posted = server_of(made)
+    made.capacity = 0
+    server.take(Accept(ticket(4)))
+    server.step()
+    (down,) = posted
+    assert down.raised
+    assert "capacity of Pairs is 0: it is a number of tickets, 1 at least" in down.reason
+
+
 class Scripted:
     """An inbox with a script: what to return, call by call."""
 

@@ -103,13 +103,21 @@ def _check_with_advance(made: Any) -> None:
     check_methods(made, wanted, "the collector with advance")
     if hasattr(made, "cut") or hasattr(made, "open_work"):
         check_methods(made, ("cut", "open_work"), "the wide collector")
-    name, capacity = type(made).__qualname__, made.capacity
-    if not isinstance(capacity, int) or capacity < 1:
-        raise ConfigError(f"capacity of {name} is {capacity!r}: it is a number of tickets, 1 at least")
+    capacity_of(made)
     try:
         inspect.signature(made.accept).bind(None, None, ())
     except TypeError:
+        name = type(made).__qualname__
         raise ConfigError(f"accept of {name} cannot be called as accept(ticket, begun, script)") from None
+
+
+def capacity_of(collector: Collector) -> int:
+    """Return the capacity of a collector; ConfigError when it is none, such as 0: it would get no ticket."""
+    capacity = collector.capacity
+    if not isinstance(capacity, int) or capacity < 1:
+        name = type(collector).__qualname__
+        raise ConfigError(f"capacity of {name} is {capacity!r}: it is a number of tickets, 1 at least")
+    return capacity
 
 
 def as_collector(made: Any) -> Collector:

@@ -18,7 +18,7 @@ from offbeat.pacing.events import (
     SegmentArrived,
 )
 from offbeat.roles import Collector, WideCollector
-from offbeat.runtime.adapting import AllocateFor, make_collector
+from offbeat.runtime.adapting import AllocateFor, capacity_of, make_collector
 from offbeat.runtime.base import describe
 from offbeat.runtime.messages import Accept, CutTickets, GiveWork, Inbox, Message
 from offbeat.runtime.spec import Assignment
@@ -151,7 +151,7 @@ class CollectorServer:
             self._busy_s, self._reported_s = 0.0, now_s
             self._units.clear()
         if self._collector.capacity != self._capacity:
-            self._capacity = self._collector.capacity
+            self._capacity = capacity_of(self._collector)
             self.holds_many = self._capacity > 1 or self.wide is not None
             self._post(self.up)
         self._plan_next(progress)
