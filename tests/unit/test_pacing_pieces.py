@@ -21,7 +21,7 @@ from offbeat.pacing.events import (
     SegmentArrived,
     SegmentDropped,
 )
-from offbeat.pacing.recorded import Schedule
+from offbeat.pacing.recorded import Difference, Schedule
 from offbeat.run.observers import ScheduleRecorder
 from offbeat.types import Piece, Segment, Span, Ticket
 from tests.unit.run_fakes import FakeRun
@@ -110,6 +110,17 @@ def test_what_a_lost_collector_had_begun_with_this_version_is_made_again_and_not
     finish = one.tell(CollectorDown(0, "killed"))[-1]
     assert isinstance(finish, Finish) and finish.failed
     assert "collector 0 was lost during the replay and cannot continue: killed" in finish.reason
+
+
+def test_first_ticket_that_is_made_of_other_pieces_is_known() -> None:
+    one = replayed(RUN, until=2)
+    one.begin()
+    one.tell(SegmentArrived(replace(one.segment(0), pieces=(Piece((Span(0, 5),), "eos"),))))
+    assert one.pace.strayed is None
+    one.arrive(2)
+    assert one.pace.strayed == 2
+    text = str(Difference(0, (0, 2), strayed=2))
+    assert text.endswith("the collector made ticket 2 of other pieces than accept(script) told it")
 
 
 def test_report_of_a_lost_collector_says_nothing_about_the_next_one() -> None:

@@ -140,12 +140,14 @@ class Difference:
     """The first round whose published weights differ from the recorded ones, and its tickets.
 
     ``last``: it is one of the rounds up to this one, whose weights were not compared; the tickets are theirs.
-    ``round`` is -1 when the weights differ before the first round.
+    ``round`` is -1 when the weights differ before the first round. ``strayed`` is the first ticket whose
+    segment was made of other pieces than its script says.
     """
 
     round: int
     tickets: tuple[int, ...]
     last: int | None = None
+    strayed: int | None = None
 
     def __str__(self) -> str:
         if self.round < 0:
@@ -156,20 +158,25 @@ class Difference:
         tickets = ", ".join(map(str, self.tickets[:8])) + (", …" if len(self.tickets) > 8 else "")
         is_one = self.last is None or self.last == self.round
         rounds = f"round {self.round}" if is_one else f"one of rounds {self.round} to {self.last}"
-        return f"{rounds} (tickets {tickets}) gave other weights than recorded"
+        text = f"{rounds} (tickets {tickets}) gave other weights than recorded"
+        if self.strayed is None:
+            return text
+        return f"{text}; the collector made ticket {self.strayed} of other pieces than accept(script) told it"
 
 
 class RecordedPace:
     """Repeats a schedule until version ``until``, and ends early at the first different weights.
 
-    ``difference`` is then not None. With ``saves`` a checkpoint is taken at the end. ``incarnations`` are
-    those of the collectors as they were started.
+    ``difference`` is then not None; ``strayed`` is the first ticket that was made of other pieces than its
+    script says. With ``saves`` a checkpoint is taken at the end. ``incarnations`` are those of the collectors
+    as they were started.
     """
 
     def __init__(
         self, schedule: Schedule, seed: int, until: int, num_collectors: int, *, saves: bool = False
     ) -> None:
         self.difference: Difference | None = None
+        self.strayed: int | None = None
         self.num_compared = 0  # versions whose weights were compared
         self._equal = 0  # newest of them; with none the start, from where all that follows is made
         self.incarnations = dict.fromkeys(range(num_collectors), 0)
@@ -281,6 +288,8 @@ class RecordedPace:
                 if found is None:
                     found = self._running.pop(ticket.number)
                     self._have_worked.add(found.collector)
+                elif self.strayed is None and tuple(segment.pieces) != found.pieces:
+                    self.strayed = ticket.number
                 self.rollbacks = found.rollbacks
                 self._ready[found.ticket] = segment.oldest_version
                 self._dropped.discard(found.ticket)
