@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from functools import partial
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -78,6 +80,19 @@ def test_tickets_are_cut_where_they_are(kind: str) -> None:
         arrived = wait_for(runtime, SegmentArrived, 150)
     assert sorted(tokens_of(arrived)) == list(range(50, 200))
     assert {event.segment.pieces[0].end for event in arrived} == {"cut"}
+
+
+def test_driver_does_not_wait_for_a_stopped_worker_whatever_is_to_be_cut() -> None:
+    held = [ticket(number) for number in range(60_000)]  # more than a pipe holds, as one message
+    with running("processes", Counting) as runtime:
+        (pid,) = runtime.pids().values()
+        os.kill(pid, signal.SIGSTOP)
+        driver = Thread(target=runtime.cut, args=(held,), daemon=True)
+        driver.start()
+        driver.join(20.0)
+        is_waiting = driver.is_alive()
+        os.kill(pid, signal.SIGCONT)
+        assert not is_waiting
 
 
 @pytest.mark.parametrize("kind", KINDS)

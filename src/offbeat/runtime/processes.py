@@ -40,6 +40,7 @@ from offbeat.runtime.parts import PublishedWriter
 from offbeat.runtime.shared import Address
 from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.runtime.wire import (
+    CUT_AT_ONCE,
     MOST_SENT,
     RECORD_BYTES,
     DriverInput,
@@ -223,10 +224,11 @@ class ProcessRuntime(LocalRuntime):
         self._send(ticket.collector, Accept(ticket, begun, script))
 
     def cut(self, tickets: Sequence[Ticket]) -> None:
-        """Tell the collectors, behind what they were told before."""
+        """Tell the collectors, behind what they were told before; each record waits for room by itself."""
         for index in {ticket.collector for ticket in tickets}:
-            held = tuple(ticket.number for ticket in tickets if ticket.collector == index)
-            self._send(index, CutTickets(held))
+            held = tuple([ticket.number for ticket in tickets if ticket.collector == index])
+            for at in range(0, len(held), CUT_AT_ONCE):
+                self._send(index, CutTickets(held[at : at + CUT_AT_ONCE]))
 
     def ask_work(self) -> Sequence[int]:
         """Ask the wide collectors; each answers between two pieces of work, once if asked twice before."""

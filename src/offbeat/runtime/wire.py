@@ -36,7 +36,7 @@ _FIRST_TAIL_BYTES = 1 << 12
 _TO_WORKER = struct.Struct("8q")
 _TO_DRIVER = struct.Struct("7q3d")
 RECORD_BYTES = _TO_WORKER.size
-_CUT_AT_ONCE, _NO_TICKET = 7, -1
+CUT_AT_ONCE, _NO_TICKET = 7, -1
 
 
 class ToDriver(NamedTuple):
@@ -74,11 +74,11 @@ def pack_message(message: Message, lender: Lender) -> bytes:
             address = lender.lend((begun, script))
             return _TO_WORKER.pack(BEGUN, *address, 0, 0, 0) + pack_ticket(ticket)
         case CutTickets(tickets):
-            padded = (*tickets, *(-len(tickets) % _CUT_AT_ONCE) * (_NO_TICKET,))
-            starts = range(0, len(padded), _CUT_AT_ONCE)
-            return b"".join(_TO_WORKER.pack(CUT, *padded[at : at + _CUT_AT_ONCE]) for at in starts)
+            padded = (*tickets, *(-len(tickets) % CUT_AT_ONCE) * (_NO_TICKET,))
+            starts = range(0, len(padded), CUT_AT_ONCE)
+            return b"".join(_TO_WORKER.pack(CUT, *padded[at : at + CUT_AT_ONCE]) for at in starts)
         case GiveWork():
-            return _TO_WORKER.pack(GIVE_WORK, *_CUT_AT_ONCE * (0,))
+            return _TO_WORKER.pack(GIVE_WORK, *CUT_AT_ONCE * (0,))
 
 
 def write_all(descriptor: int, data: bytes) -> None:
