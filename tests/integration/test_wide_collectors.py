@@ -16,6 +16,7 @@ import pytest
 
 from offbeat import Callback, PerWorker, Pipeline
 from offbeat.checkpoint import CheckpointManager
+from offbeat.errors import ReplayError
 from offbeat.observe.callbacks import CheckpointInfo, RoundInfo
 from offbeat.observe.events import read_schedule
 from offbeat.pacing.events import SegmentArrived
@@ -301,6 +302,25 @@ def test_drops_at_zero_leave_the_same_tickets_with_any_number_of_collectors(tmp_
         seen.append((report.digest, log.trained))
     assert seen[0][1] != list(range(30)), "some were dropped"
     assert all(one == seen[0] for one in seen)
+
+
+def test_a_run_that_was_resumed_with_other_settings_is_repeated_up_to_there(tmp_path: Path) -> None:
+    class Stop(Callback):
+        def on_round(self, info: RoundInfo) -> None:
+            if info.version == 6:
+                made.stop()
+
+    options: dict[str, Any] = {"degree": 2, "run_dir": tmp_path / "run", "slots": 8, "step_s": 0.001}
+    made = pipeline("threads", 2, callbacks=(Stop(),), **options)
+    version = made.run(rounds=15).version
+    again = pipeline("threads", 2, **options)
+    again.resume(rounds=15)
+    later = [(version, again.spec())]
+    with pytest.raises(
+        ReplayError, match=f"were begun before version {version}, at which the run was resumed"
+    ):
+        made.replay(later=later)
+    assert made.replay(later=later, until=version).difference is None
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -498,16 +498,24 @@ class RecordedPace:
         }
 
     def load_state_dict(self, state: dict[str, Any], arrived: Collection[int] | None = None) -> None:
-        """Continue from what `state_dict` returned, with the segments that are still there."""
+        """Continue from what `state_dict` returned, with the segments that are still there.
+
+        ReplayError when a ticket was begun before and ended later: what is begun stays with its collectors.
+        """
         self._reach(state["version"])
         self._begun = self.version - 1
         self._ready = {n: v for n, v in state["versions"] if arrived is None or n in arrived}
         trained = self._trained_before(self.version)
         self._num_trained = len(trained)
         self._steps_trained = state.get("steps_trained", 0)
-        for begin in sorted(begin for begin in self._scripts if begin < self.version):
-            begun, done = self._scripts.pop(begin), trained | self._ready.keys()
-            self._place([one for one in begun if one.ticket not in done], self._due)
+        earlier = [self._scripts.pop(begin) for begin in sorted(self._scripts) if begin < self.version]
+        done = trained | self._ready.keys()
+        if open_ones := [one.ticket for one in chain.from_iterable(earlier) if one.ticket not in done]:
+            raise ReplayError(
+                f"tickets {open_ones[:8]} were begun before version {self.version}, at which the run was "
+                "resumed with other settings, and ended after it: a replay repeats such a run up to this "
+                f"version only (--to {self.version})"
+            )
 
     def _trained_before(self, version: int) -> set[int]:
         return {number for before in range(version) for number in self._schedule.rounds[before].tickets}
