@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from functools import partial
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from offbeat.pacing.events import (
     Published,
     SegmentArrived,
 )
+from offbeat.runtime.messages import Begun
 from offbeat.runtime.spec import CollectorState
 from offbeat.types import Part, Piece, Progress, Span, Ticket
 from tests.integration.test_collectors import KINDS, running, wait_for
@@ -56,10 +59,10 @@ def test_begun_work_and_scripts_reach_the_collector(kind: str) -> None:
     script = (Piece((Span(0, 2),), "stop"), Piece((Span(0, 7),), "eos"))
     with running(kind, Counting) as runtime:
         runtime.collect(ticket(0))
-        runtime.collect(ticket(1), {"tokens": np.array([-3, -2, -1])})
+        runtime.collect(ticket(1), Begun({"tokens": np.array([-3, -2, -1])}))
         runtime.collect(ticket(2), None, script)
         for number in range(3, 300):  # blocks must not stop the pipe
-            runtime.collect(ticket(number), {"tokens": np.arange(4)}, ())
+            runtime.collect(ticket(number), Begun({"tokens": np.arange(4)}), ())
         found = tokens_of(wait_for(runtime, SegmentArrived, 300))
     assert found[0] == [0] * 5
     assert found[1] == [-3, -2, -1, 0, 0]
@@ -79,6 +82,19 @@ def test_tickets_are_cut_where_they_are(kind: str) -> None:
     assert {event.segment.pieces[0].end for event in arrived} == {"cut"}
 
 
+def test_driver_does_not_wait_for_a_stopped_worker_whatever_is_to_be_cut() -> None:
+    held = [ticket(number) for number in range(60_000)]  # more than a pipe holds, as one message
+    with running("processes", Counting) as runtime:
+        (pid,) = runtime.pids().values()
+        os.kill(pid, signal.SIGSTOP)
+        driver = Thread(target=runtime.cut, args=(held,), daemon=True)
+        driver.start()
+        driver.join(20.0)
+        is_waiting = driver.is_alive()
+        os.kill(pid, signal.SIGCONT)
+        assert not is_waiting
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_begun_work_can_be_asked_for_again_and_again(kind: str) -> None:
     with running(kind, partial(Counting, length=LONG, pause_s=0.001), num_collectors=2) as runtime:
@@ -87,7 +103,9 @@ def test_begun_work_can_be_asked_for_again_and_again(kind: str) -> None:
         before = 0
         for _ in range(3):
             assert sorted(runtime.ask_work()) == [0, 1]
-            answers = {event.collector: event.work for event in wait_for(runtime, OpenWork, 2)}
+            found = wait_for(runtime, OpenWork, 2)
+            assert [event.version for event in found] == [0, 0]
+            answers = {event.collector: event.work for event in found}
             assert sorted(answers[0]) == [0, 2] and sorted(answers[1]) == [1, 3]
             assert len(answers[0][0]["tokens"]) >= before
             before = len(answers[0][0]["tokens"])
@@ -203,6 +221,7 @@ def test_collectors_join_and_leave(kind: str) -> None:
         num_processes = len(runtime.pids())
         runtime.end_collector(0)
         runtime.end_collector(4)
+        runtime.end_collector(9)  # there is none
         assert len(runtime.pids()) == num_processes - (2 if kind in ("processes", "ray") else 0)
         assert list(runtime.ask_work()) == [1]
         assert runtime.working_s(4) is None
@@ -230,7 +249,7 @@ def test_killed_worker_leaves_no_block_behind() -> None:
     with running("processes", Stuck) as runtime:
         for number in range(3):
             for one in range(100):
-                runtime.collect(ticket(one), {"tokens": np.arange(1000)})
+                runtime.collect(ticket(one), Begun({"tokens": np.arange(1000)}))
             runtime.kill_collector(0, "was killed")
             runtime.start_collector(0, CollectorState(number))
             wait_for(runtime, CollectorUp)

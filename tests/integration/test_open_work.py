@@ -121,6 +121,8 @@ def test_resumed_run_continues_what_was_begun(kind: str, tmp_path: Path) -> None
     report = pipeline(kind, tmp_path).resume(rounds=20)
     begun = sum(tree["count"] for tree in saved.parts["work"].values())
     assert report.metrics["learn/first"] == begun
+    given = [report.metrics.get(f"rollout/begun_tickets_{name}", 0) for name in ("kept", "cut_back")]
+    assert sum(given) == len(saved.parts["work"])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -35,6 +35,7 @@ from offbeat.roles import PerWorker
 from offbeat.run.driver import Driver
 from offbeat.run.observers import attach
 from offbeat.run.parts import StartPoint
+from offbeat.runtime.messages import Begun
 from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.types import Batch, Piece, Segment, StateTree, Ticket
 
@@ -117,10 +118,10 @@ class FakeRuntime:
     def working_s(self, index: int) -> float | None:
         return math.inf  # one that does not answer hangs
 
-    def collect(self, ticket: Ticket, begun: StateTree | None = None, script: tuple[Piece, ...] = ()) -> None:
+    def collect(self, ticket: Ticket, begun: Begun | None = None, script: tuple[Piece, ...] = ()) -> None:
         self.calls.append(("collect", ticket.number))
         if begun is not None:
-            self.begun[ticket.number] = begun
+            self.begun[ticket.number] = begun.tree
         data = {"x": np.array([float(ticket.number)])}
         segment = Segment(ticket, data, np.array([ticket.version]), {"env_steps": 1})
         self._answer("collect", SegmentArrived(segment, 8, {"of": ticket.number}))

@@ -234,6 +234,18 @@ def test_counters_by_hand() -> None:
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
 
 
+def test_tickets_that_are_issued_with_begun_work_are_counted_once_there_are_any() -> None:
+    run = Run()
+    run.arrive(segment(0), 1.0)
+    assert not [name for name in run.train(1.0, 2.0, segment(0)) if "begun" in name]
+    for number, keeps_all in enumerate((True, False, True, None), 1):
+        run.tell(Issued(ticket(number), keeps_all), 2.0)
+    run.arrive(segment(1), 3.0)
+    metrics = run.train(3.0, 4.0, segment(1), version=1)
+    assert metrics["rollout/begun_tickets_kept"] == 2
+    assert metrics["rollout/begun_tickets_cut_back"] == 1
+
+
 def test_publishing_counts_in_the_window_it_happens_in() -> None:
     run = two_collectors()
     assert run.meter.metrics["time/publish_s"] == 0.0

@@ -17,11 +17,10 @@ from offbeat.pacing.events import (
     CollectorDown,
     CollectorUp,
     CollectorWaits,
-    Published,
     SegmentArrived,
     SegmentDropped,
 )
-from offbeat.pacing.recorded import Schedule
+from offbeat.pacing.recorded import Difference, Schedule
 from offbeat.run.observers import ScheduleRecorder
 from offbeat.types import Piece, Segment, Span, Ticket
 from tests.unit.run_fakes import FakeRun
@@ -112,7 +111,28 @@ def test_what_a_lost_collector_had_begun_with_this_version_is_made_again_and_not
     assert "collector 0 was lost during the replay and cannot continue: killed" in finish.reason
 
 
-def test_open_tickets_go_on_where_another_replay_ended() -> None:
+def test_first_ticket_that_is_made_of_other_pieces_is_known() -> None:
+    one = replayed(RUN, until=2)
+    one.begin()
+    one.tell(SegmentArrived(replace(one.segment(0), pieces=(Piece((Span(0, 5),), "eos"),))))
+    assert one.pace.strayed is None
+    one.arrive(2)
+    assert one.pace.strayed == 2
+    text = str(Difference(0, (0, 2), strayed=2))
+    assert text.endswith("the collector made ticket 2 of other pieces than accept(script) told it")
+
+
+def test_report_of_a_lost_collector_says_nothing_about_the_next_one() -> None:
+    one = replayed(RUN, until=2)
+    one.begin()
+    one.arrive(0)
+    one.tell(CollectorWaits(0, 1, (1,)), CollectorDown(0, "killed"))
+    assert issued(one.tell(CollectorUp(0))) == [1]
+    assert one.arrive(2) == [], "what ticket 1 has of version 0 is made again"
+    assert one.tell(CollectorWaits(0, 1, (1,))) == [Train(0, (0, 2), 1)]
+
+
+def test_tickets_that_are_open_where_another_replay_ended_are_refused_with_the_reason() -> None:
     first = replayed(RUN, until=1)
     first.begin()
     first.arrive(0, 2)
@@ -121,10 +141,8 @@ def test_open_tickets_go_on_where_another_replay_ended() -> None:
     state = first.pace.state_dict()
     assert [row[0] for row in state["ledger"]["lost"]] == [1, 3]
     second = pace_of(RUN, until=2)
-    second.load_state_dict(state, arrived=[])
-    one = Replayed(second)
-    assert issued(one.tell(CollectorUp(0), CollectorUp(1), Published(1))) == [1, 3]
-    assert one.arrive(1, 3) == [Train(1, (1, 3), 1)]
+    with pytest.raises(ReplayError, match=r"tickets \[1\] were begun before version 1.*--to 1"):
+        second.load_state_dict(state, arrived=[])
 
 
 def test_whoever_waits_is_told_which_tickets_are_open() -> None:

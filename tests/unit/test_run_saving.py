@@ -13,6 +13,7 @@ from offbeat.observe.events import read_events
 from offbeat.pacing.events import (
     CollectorDown,
     CollectorLeft,
+    Issued,
     OpenWork,
     Saved,
     SaveSkipped,
@@ -21,6 +22,7 @@ from offbeat.pacing.events import (
 )
 from offbeat.run.parts import StartPoint
 from offbeat.run.restarts import start_point
+from offbeat.runtime.messages import Begun
 from tests.unit.run_fakes import FakeRun
 
 
@@ -157,6 +159,24 @@ def test_lost_tickets_take_their_begun_work_along_when_the_run_is_resumed(tmp_pa
     back = FakeRun(off_policy_degree=1, rounds=20).start(start_point(saved, rollback=1))
     back.step_until(lambda: back.pace.version == 3)
     assert back.runtime.begun == {}, "a run that goes back collects other samples"
+
+
+def test_begun_work_of_versions_after_a_checkpoint_is_for_its_version_only(tmp_path: Path) -> None:
+    run = at_a_checkpoint(tmp_path)
+    run.runtime.events += [OpenWork(0, {2: "ahead"}, 2), OpenWork(1, {3: "whole"}, 1), snapshot()]
+    run.driver.step()
+    saved = CheckpointManager(tmp_path / "checkpoints").load(1)
+    again = FakeRun(off_policy_degree=1, rounds=20).start(start_point(saved))
+    assert again.driver.begun.of(2) == Begun("ahead", 1)
+    assert again.driver.begun.of(3) == Begun("whole")
+    assert set(again.driver.begun.parts(2, 9)["work"]) == {3}, "no later checkpoint has it"
+    again.driver.begun.take(OpenWork(0, {}, 1))
+    again.step_until(lambda: again.pace.version == 3)
+    assert {event.ticket.number: event.keeps_all for event in again.of(Issued)[:3]} == {
+        2: False,
+        3: True,
+        4: None,
+    }
 
 
 def test_run_saved_before_there_was_begun_work_can_be_resumed(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from offbeat.pacing.events import (
 )
 from offbeat.roles import Collector, PerWorker, WorkerContext
 from offbeat.runtime.adapting import as_collector
-from offbeat.runtime.messages import Accept, CutTickets, GiveWork
+from offbeat.runtime.messages import Accept, Begun, CutTickets, GiveWork
 from offbeat.runtime.serve import CollectorServer, SyncTimeout, serve, start
 from offbeat.runtime.spec import Assignment
 from offbeat.types import Piece, Progress, Segment, Span, Ticket
@@ -166,6 +166,17 @@ def test_segment_for_a_ticket_that_is_not_held_ends_the_collector(answers: tuple
     )
 
 
+def test_capacity_that_would_get_no_ticket_again_ends_the_collector_with_the_reason() -> None:
+    made = Pairs()
+    server, posted = server_of(made)
+    made.capacity = 0
+    server.take(Accept(ticket(4)))
+    server.step()
+    (down,) = posted
+    assert down.raised
+    assert "capacity of Pairs is 0: it is a number of tickets, 1 at least" in down.reason
+
+
 class Scripted:
     """An inbox with a script: what to return, call by call."""
 
@@ -240,7 +251,7 @@ def test_recorded_tickets_wait_for_their_version_and_say_so_once() -> None:
     recorded = Recorded()
     server, posted = server_of(recorded, lambda least: newest[0])
     script = (Piece((Span(3, 5),), "eos"),)
-    server.take(Accept(ticket(0), {"begun": 1}, script))
+    server.take(Accept(ticket(0), Begun({"begun": 1}), script))
     for newest[0] in (1, 1, 2):
         server.step()
     assert posted == [CollectorWaits(1, 3, (0,))]
@@ -249,6 +260,33 @@ def test_recorded_tickets_wait_for_their_version_and_say_so_once() -> None:
     server.step()
     assert [event.segment.ticket.number for event in posted[1:]] == [0]
     assert recorded.log == [("load", 1), ("accept", 0, {"begun": 1}, script), ("load", 2), ("load", 3)]
+
+
+def test_collector_of_one_piece_begins_anew_and_repeats_what_one_version_made() -> None:
+    server, posted = server_of(as_collector(lambda ticket, weights: 1.0), lambda least: 3)
+    server.take(Accept(ticket(0), Begun({"tokens": [1]}), (Piece((Span(3, 5),), "eos"),)))
+    server.step()
+    assert [event.segment.ticket.number for event in posted] == [0]
+    server.take(Accept(ticket(1), None, (Piece((Span(3, 5), Span(4, 1)), "eos"),)))
+    server.step()
+    (down,) = posted[1:]
+    assert "ticket 1 was made with versions [3, 4]" in down.reason
+    assert "repeat the run with the collector that made it" in down.reason
+    assert "AssertionError" not in down.reason
+
+
+def test_begun_work_with_versions_that_were_given_up_is_of_no_use_with_newer_ones() -> None:
+    newest = [4]
+    recorded = Recorded()
+    server, _ = server_of(recorded, lambda least: newest[0])
+    server.take(Accept(ticket(0), Begun("cut back", 4)))
+    server.step()
+    newest[0] = 5
+    server.take(Accept(ticket(1), Begun("a future that was given up", 4)))
+    server.take(Accept(ticket(2), Begun("whole")))
+    server.step()
+    accepted = [entry[1:3] for entry in recorded.log if entry[0] == "accept"]
+    assert accepted == [(0, "cut back"), (1, None), (2, "whole")]
 
 
 def test_wide_collector_cuts_what_it_holds_and_gives_its_work() -> None:
@@ -261,7 +299,7 @@ def test_wide_collector_cuts_what_it_holds_and_gives_its_work() -> None:
     server.take(CutTickets((1, 7)))
     assert recorded.log[-1] == ("cut", [1]), "after it was accepted"
     server.take(GiveWork())
-    assert posted == [OpenWork(1, {0: {"version": 0}, 1: {"version": 0}})]
+    assert posted == [OpenWork(1, {0: {"version": 0}, 1: {"version": 0}}, version=0)]
 
 
 def test_question_for_begun_work_needs_no_weights_where_there_is_none() -> None:

@@ -374,6 +374,23 @@ def test_begun_work_of_a_future_that_a_crash_took_back_is_found() -> None:
     assert any("which this run never had" in failure for failure in report.failures)
 
 
+def test_begun_work_is_cut_back_also_where_its_ticket_is_issued_late_or_lost_again() -> None:
+    """Collectors come up one after the other, some are killed: a version has the number of one before."""
+    config = PaceConfig(
+        rounds=60, segments_per_round=4, num_collectors=2, off_policy_degree=6, checkpoint_interval=1
+    )
+    report = Report()
+    for seed in range(8):
+        for capacities, kill_at_s in ((24, 24), 5.5), ((3, 24), None):
+            kills = [(15.0 * life + kill_at_s, 0) for life in range(1, 8)] if kill_at_s else []
+            kills += [(at_s + 0.5, 1) for at_s, _ in kills]
+            collectors = Collectors(capacities, piece_s=0.3, answer_s=2.0)
+            faults = Faults(crashes=tuple(15.0 * life for life in range(1, 8)), kills=tuple(kills))
+            schedule = Schedule(config, seed, (8.0,), 0.05, start_s=3.0, tail=3.0, collectors=collectors)
+            report.add(run_schedule(replace(schedule, faults=faults)))
+    assert report.failures == []
+
+
 # ---------------------------------------------------------------- a driver that is broken on purpose
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from offbeat.runtime import wire
-from offbeat.runtime.messages import Accept, CutTickets, GiveWork, Message
+from offbeat.runtime.messages import Accept, Begun, CutTickets, GiveWork, Message
 from offbeat.runtime.shared import Address, Block
 from offbeat.runtime.wire import (
     DOWN,
@@ -80,11 +80,11 @@ SCRIPT = (Piece((Span(3, 5), Span(4, 2, True)), "eos"), Piece((), "cut"))
 
 def test_messages_to_a_worker_come_out_as_they_went_in(pipe: tuple[int, int]) -> None:
     lender, worker = Lender(), WorkerInput(pipe[0], TICKET_7.collector)
-    begun = {"tokens": np.arange(1000), "rng": {"seed": 1 << 100}, "text": "é"}
+    begun = Begun({"tokens": np.arange(1000), "rng": {"seed": 1 << 100}, "text": "é"}, 7)
     messages: list[Message] = [
         Accept(TICKET_7, begun, SCRIPT),
         GiveWork(),
-        Accept(TICKET_7, {}),
+        Accept(TICKET_7, Begun({})),
         CutTickets(tuple(range(10))),
         Accept(TICKET_7, None, SCRIPT),
         CutTickets((7,)),
@@ -113,7 +113,7 @@ def test_plain_ticket_is_one_record() -> None:
 def test_begun_work_that_nobody_reads_is_freed_with_its_collector() -> None:
     before, lender = len(os.listdir("/proc/self/fd")), Lender()
     for _ in range(5):
-        pack_message(Accept(TICKET_7, {"tokens": np.arange(10_000)}), lender)
+        pack_message(Accept(TICKET_7, Begun({"tokens": np.arange(10_000)})), lender)
     lender.free()
     assert lender.num_lent == 5, "its reader may still come"
     lender.close()

@@ -79,6 +79,8 @@ class _Totals:
     ended_cut: int = 0
     ended_timeout: int = 0
     ended_error: int = 0
+    begun_tickets_kept: int = 0
+    begun_tickets_cut_back: int = 0
 
 
 @dataclass(slots=True)
@@ -164,6 +166,9 @@ class Meter:
     def _issued(self, event: Issued, now_s: float) -> None:
         self._window.start_s = min(self._window.start_s, now_s)
         self._first_ticket_s = self._first_ticket_s or now_s
+        if event.keeps_all is not None:
+            self._totals.begun_tickets_kept += event.keeps_all
+            self._totals.begun_tickets_cut_back += not event.keeps_all
 
     def _arrived(self, event: SegmentArrived, now_s: float) -> None:
         self._window.start_s = min(self._window.start_s, now_s)
@@ -409,6 +414,7 @@ class Meter:
             "rollout/total_episodes": totals.episodes,
             "rollout/generation_errors": totals.generation_errors,
             **self._ends(),
+            **self._begun(),
             "rollout/samples_by_env_min": min(chain(*self._samples_by_env)),
             "rollout/samples_by_env_max": max(chain(*self._samples_by_env)),
             "learn/global_steps": totals.global_steps,
@@ -433,6 +439,13 @@ class Meter:
         """Return how many pieces of segments ended early, where segments have pieces."""
         ends = ("ended_cut", "ended_timeout", "ended_error")
         return {f"rollout/{name}": getattr(self._totals, name) for name in ends if self._totals.pieces}
+
+    def _begun(self) -> Metrics:
+        """Return how many tickets were issued again with begun work, where there are any."""
+        kept, cut_back = self._totals.begun_tickets_kept, self._totals.begun_tickets_cut_back
+        if kept + cut_back == 0:
+            return {}
+        return {"rollout/begun_tickets_kept": kept, "rollout/begun_tickets_cut_back": cut_back}
 
     def _published_metrics(self) -> Metrics:
         published = self._pace.published

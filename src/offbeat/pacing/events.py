@@ -74,16 +74,24 @@ class CollectorWaits(NamedTuple):
 
 
 class OpenWork(NamedTuple):
-    """A collector's answer to the question for its begun work, by ticket."""
+    """A collector's answer to the question for its begun work, by ticket.
+
+    ``version`` is that of its weights: nothing in the work was made with newer ones.
+    """
 
     collector: int
     work: Mapping[int, StateTree]
+    version: int = -1
 
 
 class Issued(NamedTuple):
-    """A ticket was issued to its collector."""
+    """A ticket was issued to its collector, with begun work if there is any.
+
+    ``keeps_all``: nothing of that is cut back; None: there is none.
+    """
 
     ticket: Ticket
+    keeps_all: bool | None = None
 
 
 class SegmentArrived(NamedTuple):

@@ -140,12 +140,14 @@ class Difference:
     """The first round whose published weights differ from the recorded ones, and its tickets.
 
     ``last``: it is one of the rounds up to this one, whose weights were not compared; the tickets are theirs.
-    ``round`` is -1 when the weights differ before the first round.
+    ``round`` is -1 when the weights differ before the first round. ``strayed`` is the first ticket whose
+    segment was made of other pieces than its script says.
     """
 
     round: int
     tickets: tuple[int, ...]
     last: int | None = None
+    strayed: int | None = None
 
     def __str__(self) -> str:
         if self.round < 0:
@@ -156,20 +158,25 @@ class Difference:
         tickets = ", ".join(map(str, self.tickets[:8])) + (", …" if len(self.tickets) > 8 else "")
         is_one = self.last is None or self.last == self.round
         rounds = f"round {self.round}" if is_one else f"one of rounds {self.round} to {self.last}"
-        return f"{rounds} (tickets {tickets}) gave other weights than recorded"
+        text = f"{rounds} (tickets {tickets}) gave other weights than recorded"
+        if self.strayed is None:
+            return text
+        return f"{text}; the collector made ticket {self.strayed} of other pieces than accept(script) told it"
 
 
 class RecordedPace:
     """Repeats a schedule until version ``until``, and ends early at the first different weights.
 
-    ``difference`` is then not None. With ``saves`` a checkpoint is taken at the end. ``incarnations`` are
-    those of the collectors as they were started.
+    ``difference`` is then not None; ``strayed`` is the first ticket that was made of other pieces than its
+    script says. With ``saves`` a checkpoint is taken at the end. ``incarnations`` are those of the collectors
+    as they were started.
     """
 
     def __init__(
         self, schedule: Schedule, seed: int, until: int, num_collectors: int, *, saves: bool = False
     ) -> None:
         self.difference: Difference | None = None
+        self.strayed: int | None = None
         self.num_compared = 0  # versions whose weights were compared
         self._equal = 0  # newest of them; with none the start, from where all that follows is made
         self.incarnations = dict.fromkeys(range(num_collectors), 0)
@@ -281,6 +288,8 @@ class RecordedPace:
                 if found is None:
                     found = self._running.pop(ticket.number)
                     self._have_worked.add(found.collector)
+                elif self.strayed is None and tuple(segment.pieces) != found.pieces:
+                    self.strayed = ticket.number
                 self.rollbacks = found.rollbacks
                 self._ready[found.ticket] = segment.oldest_version
                 self._dropped.discard(found.ticket)
@@ -327,6 +336,7 @@ class RecordedPace:
     def _collector_down(self, event: CollectorDown) -> None:
         """Take the tickets of a lost collector up again, where its state can be restored."""
         self._up.discard(event.collector)
+        self._waits.pop(event.collector, None)
         lost = [one for one in self._running.values() if one.collector == event.collector]
         for one in lost:
             del self._running[one.ticket]
@@ -488,16 +498,24 @@ class RecordedPace:
         }
 
     def load_state_dict(self, state: dict[str, Any], arrived: Collection[int] | None = None) -> None:
-        """Continue from what `state_dict` returned, with the segments that are still there."""
+        """Continue from what `state_dict` returned, with the segments that are still there.
+
+        ReplayError when a ticket was begun before and ended later: what is begun stays with its collectors.
+        """
         self._reach(state["version"])
         self._begun = self.version - 1
         self._ready = {n: v for n, v in state["versions"] if arrived is None or n in arrived}
         trained = self._trained_before(self.version)
         self._num_trained = len(trained)
         self._steps_trained = state.get("steps_trained", 0)
-        for begin in sorted(begin for begin in self._scripts if begin < self.version):
-            begun, done = self._scripts.pop(begin), trained | self._ready.keys()
-            self._place([one for one in begun if one.ticket not in done], self._due)
+        earlier = [self._scripts.pop(begin) for begin in sorted(self._scripts) if begin < self.version]
+        done = trained | self._ready.keys()
+        if open_ones := [one.ticket for one in chain.from_iterable(earlier) if one.ticket not in done]:
+            raise ReplayError(
+                f"tickets {open_ones[:8]} were begun before version {self.version}, at which the run was "
+                "resumed with other settings, and ended after it: a replay repeats such a run up to this "
+                f"version only (--to {self.version})"
+            )
 
     def _trained_before(self, version: int) -> set[int]:
         return {number for before in range(version) for number in self._schedule.rounds[before].tickets}

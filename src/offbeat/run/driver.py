@@ -497,8 +497,9 @@ class Driver:
         for action in actions:
             match action:
                 case Issue(ticket, script):
-                    self.emit(Issued(ticket))
-                    self._runtime.collect(ticket, self.begun.trees.get(ticket.number), script)
+                    begun = self.begun.of(ticket.number)
+                    self.emit(Issued(ticket, None if begun is None else begun.newest is None))
+                    self._runtime.collect(ticket, begun, script)
                 case Cut(tickets):
                     self._runtime.cut(tickets)
                 case Retire(collector):

@@ -76,7 +76,7 @@ class RunParts:
         parts, pace, collectors, meter = point.parts, self._pace, self._collectors, self._meter
         if not point.rollback:
             self._store.load_state_dict(parts["store"])
-            self._begun.load(parts.get("work", {}))
+            self._begun.load(parts, point.version)
         ready = self._store.ready()
         pace.load_state_dict(parts["coordinator"], ready)
         collectors.load_state_dict(parts["collectors"], point.rollback)

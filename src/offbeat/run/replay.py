@@ -93,6 +93,8 @@ def replay(
     identical: bool | None = difference is None and recorded in ("", repeated)
     if identical is False and difference is None:
         difference = schedule.rest(last)
+    if difference is not None:
+        difference = replace(difference, strayed=pace.strayed)
     if identical and not recorded and not num_compared:
         identical = None
     return ReplayReport(identical, repeated, recorded, point.version, saved.warnings, difference)

@@ -220,8 +220,8 @@ class Saving:
         assert at_hand is not None, "nothing is at hand"
         snapshot = at_hand.snapshot
         if at_hand.parts is not None and snapshot is not None:
-            work = self._begun.issued_before(at_hand.num_issued)
-            parts = {"learner": snapshot.state, **at_hand.parts, **({"work": work} if work else {})}
+            work = self._begun.parts(at_hand.version, at_hand.num_issued)
+            parts = {"learner": snapshot.state, **at_hand.parts, **work}
             self._tell_all(self.writer.write(at_hand.version, parts, snapshot.weights))
             self._name_silent(at_hand)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from offbeat.errors import ConfigError
+from offbeat.errors import CollectError, ConfigError
 from offbeat.roles import Collector, InPlaceCollector, check_methods, has_state
 from offbeat.runtime.spec import Assignment, load_state
 from offbeat.types import Array, ArraySpec, Piece, Progress, Segment, StateTree, Ticket
@@ -43,9 +43,13 @@ class OneByOne:
         return {name: spec.empty() for name, spec in (self.specs or {}).items()}
 
     def accept(self, ticket: Ticket, begun: StateTree | None = None, script: Sequence[Piece] = ()) -> None:
-        """Queue a ticket; its work is never half done."""
-        assert begun is None, "a segment that is made in one piece cannot have been begun"
-        assert not script, "a segment that is made in one piece has one version"
+        """Queue a ticket, to be made in one piece: what a wide collector has begun of it is of no use."""
+        versions = {span.version for piece in script for span in piece.spans}
+        if len(versions) > 1:
+            raise CollectError(
+                f"ticket {ticket.number} was made with versions {sorted(versions)} when it was recorded, and "
+                "this collector makes a segment with one: repeat the run with the collector that made it"
+            )
         self._tickets.append(ticket)
 
     def load(self, version: int, weights: Any) -> None:
@@ -99,13 +103,21 @@ def _check_with_advance(made: Any) -> None:
     check_methods(made, wanted, "the collector with advance")
     if hasattr(made, "cut") or hasattr(made, "open_work"):
         check_methods(made, ("cut", "open_work"), "the wide collector")
-    name, capacity = type(made).__qualname__, made.capacity
-    if not isinstance(capacity, int) or capacity < 1:
-        raise ConfigError(f"capacity of {name} is {capacity!r}: it is a number of tickets, 1 at least")
+    capacity_of(made)
     try:
         inspect.signature(made.accept).bind(None, None, ())
     except TypeError:
+        name = type(made).__qualname__
         raise ConfigError(f"accept of {name} cannot be called as accept(ticket, begun, script)") from None
+
+
+def capacity_of(collector: Collector) -> int:
+    """Return the capacity of a collector; ConfigError when it is none, such as 0: it would get no ticket."""
+    capacity = collector.capacity
+    if not isinstance(capacity, int) or capacity < 1:
+        name = type(collector).__qualname__
+        raise ConfigError(f"capacity of {name} is {capacity!r}: it is a number of tickets, 1 at least")
+    return capacity
 
 
 def as_collector(made: Any) -> Collector:

@@ -17,6 +17,7 @@ from offbeat.roles import Learner, progress_to
 from offbeat.types import Batch, Piece, StateTree, Ticket
 
 if TYPE_CHECKING:
+    from offbeat.runtime.messages import Begun
     from offbeat.runtime.spec import CollectorState, RunSpec
 
 Post = Callable[[Event], None]
@@ -48,7 +49,7 @@ class Runtime(Protocol):
         """End a collector that holds no ticket, and whose place nobody takes; without a report."""
         ...
 
-    def collect(self, ticket: Ticket, begun: StateTree | None = None, script: tuple[Piece, ...] = ()) -> None:
+    def collect(self, ticket: Ticket, begun: Begun | None = None, script: tuple[Piece, ...] = ()) -> None:
         """Queue a ticket for its collector, with begun work, or the pieces of the segment to repeat."""
         ...
 

@@ -11,7 +11,7 @@ from typing import Any
 from offbeat.pacing.events import CollectorDown, Event
 from offbeat.runtime.base import keep_progress
 from offbeat.runtime.learning import LazyEvaluator, LocalRuntime
-from offbeat.runtime.messages import Accept, CutTickets, GiveWork
+from offbeat.runtime.messages import Accept, Begun, CutTickets, GiveWork
 from offbeat.runtime.serve import CollectorServer, start
 from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.types import Piece, StateTree, Ticket
@@ -61,7 +61,7 @@ class InlineRuntime(LocalRuntime):
         if server is not None and not server.is_over:  # otherwise its `CollectorDown` is on the way
             self._events.append(CollectorDown(index, reason))
 
-    def collect(self, ticket: Ticket, begun: StateTree | None = None, script: tuple[Piece, ...] = ()) -> None:
+    def collect(self, ticket: Ticket, begun: Begun | None = None, script: tuple[Piece, ...] = ()) -> None:
         """Collect now, with a collector of one ticket; others work whenever the driver waits."""
         server = self._servers.get(ticket.collector)
         if server is None:  # it raised, and its `CollectorDown` is on the way: the ticket is lost with it

@@ -35,11 +35,12 @@ from offbeat.runtime import wire
 from offbeat.runtime.base import describe, with_stack
 from offbeat.runtime.children import WorkerProcess
 from offbeat.runtime.learning import JobThread, LocalRuntime
-from offbeat.runtime.messages import Accept, CutTickets, GiveWork, Message
+from offbeat.runtime.messages import Accept, Begun, CutTickets, GiveWork, Message
 from offbeat.runtime.parts import PublishedWriter
 from offbeat.runtime.shared import Address
 from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.runtime.wire import (
+    CUT_AT_ONCE,
     MOST_SENT,
     RECORD_BYTES,
     DriverInput,
@@ -218,15 +219,16 @@ class ProcessRuntime(LocalRuntime):
         if (collector := self._collectors.get(index)) is not None:
             self._remove(collector)
 
-    def collect(self, ticket: Ticket, begun: StateTree | None = None, script: tuple[Piece, ...] = ()) -> None:
+    def collect(self, ticket: Ticket, begun: Begun | None = None, script: tuple[Piece, ...] = ()) -> None:
         """Send the ticket to its collector, behind those that are there."""
         self._send(ticket.collector, Accept(ticket, begun, script))
 
     def cut(self, tickets: Sequence[Ticket]) -> None:
-        """Tell the collectors, behind what they were told before."""
+        """Tell the collectors, behind what they were told before; each record waits for room by itself."""
         for index in {ticket.collector for ticket in tickets}:
-            held = tuple(ticket.number for ticket in tickets if ticket.collector == index)
-            self._send(index, CutTickets(held))
+            held = tuple([ticket.number for ticket in tickets if ticket.collector == index])
+            for at in range(0, len(held), CUT_AT_ONCE):
+                self._send(index, CutTickets(held[at : at + CUT_AT_ONCE]))
 
     def ask_work(self) -> Sequence[int]:
         """Ask the wide collectors; each answers between two pieces of work, once if asked twice before."""
@@ -380,7 +382,7 @@ class ProcessRuntime(LocalRuntime):
                 place = (record.descriptor, record.size, record.serial)
                 work = take_lent(Address(collector.worker.process.pid, *place))
                 collector.is_asked = False
-                self._events.append(OpenWork(index, work))
+                self._events.append(OpenWork(index, work, record.version))
 
     def _on_up(
         self, collector: _Collector, capacity: int, specs: dict[str, ArraySpec] | None, is_wide: bool

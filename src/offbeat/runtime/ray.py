@@ -40,7 +40,7 @@ except ImportError:
     raise ConfigError('runtime.kind=ray needs Ray: pip install "offbeat[ray]"') from None
 
 from offbeat.runtime.copies import Copies
-from offbeat.runtime.messages import Accept, CutTickets
+from offbeat.runtime.messages import Accept, Begun, CutTickets
 from offbeat.runtime.ray_actors import (
     Actor,
     CollectorActor,
@@ -252,7 +252,7 @@ class RayRuntime:
         if (found := self._collectors.by_index.pop(index, None)) is not None:
             self._end(found.actor)
 
-    def collect(self, ticket: Ticket, begun: StateTree | None = None, script: tuple[Piece, ...] = ()) -> None:
+    def collect(self, ticket: Ticket, begun: Begun | None = None, script: tuple[Piece, ...] = ()) -> None:
         """Line the ticket up for its collector."""
         self._collectors.tell(ticket.collector, Accept(ticket, begun, script))
 

@@ -18,7 +18,7 @@ from offbeat.pacing.events import (
     SegmentArrived,
 )
 from offbeat.roles import Collector, WideCollector
-from offbeat.runtime.adapting import AllocateFor, make_collector
+from offbeat.runtime.adapting import AllocateFor, capacity_of, make_collector
 from offbeat.runtime.base import describe
 from offbeat.runtime.messages import Accept, CutTickets, GiveWork, Inbox, Message
 from offbeat.runtime.spec import Assignment
@@ -121,7 +121,7 @@ class CollectorServer:
             self._collector.load(version, weights)
             self._loaded = version
         for ticket, begun, script in self._queue:
-            self._collector.accept(ticket, begun, script)
+            self._collector.accept(ticket, None if begun is None else begun.under(version), script)
         self._queue.clear()
 
     def _cut(self, wide: WideCollector, tickets: Sequence[int]) -> None:
@@ -131,7 +131,8 @@ class CollectorServer:
     def _give_work(self) -> None:
         if self._open:
             self._hand_over()
-        self._post(OpenWork(self._index, self.wide.open_work() if self._open and self.wide else {}))
+        work = self.wide.open_work() if self._open and self.wide else {}
+        self._post(OpenWork(self._index, work, -1 if self._loaded is None else self._loaded))
 
     def _advance(self) -> None:
         began_s = self._clock()
@@ -150,7 +151,7 @@ class CollectorServer:
             self._busy_s, self._reported_s = 0.0, now_s
             self._units.clear()
         if self._collector.capacity != self._capacity:
-            self._capacity = self._collector.capacity
+            self._capacity = capacity_of(self._collector)
             self.holds_many = self._capacity > 1 or self.wide is not None
             self._post(self.up)
         self._plan_next(progress)

@@ -14,7 +14,7 @@ from offbeat.errors import OffbeatError, StallError
 from offbeat.pacing.events import Broken, EvalDone, Event
 from offbeat.runtime.base import keep_progress
 from offbeat.runtime.learning import JobThread, LazyEvaluator, LocalRuntime
-from offbeat.runtime.messages import Accept, CutTickets, GiveWork, Message
+from offbeat.runtime.messages import Accept, Begun, CutTickets, GiveWork, Message
 from offbeat.runtime.serve import serve, start
 from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.runtime.supervision import seconds_since
@@ -112,9 +112,10 @@ class ThreadRuntime(LocalRuntime):
 
     def end_collector(self, index: int) -> None:
         """Let a collector's thread end."""
-        self._inboxes.pop(index).close()
+        if (inbox := self._inboxes.pop(index, None)) is not None:
+            inbox.close()
 
-    def collect(self, ticket: Ticket, begun: StateTree | None = None, script: tuple[Piece, ...] = ()) -> None:
+    def collect(self, ticket: Ticket, begun: Begun | None = None, script: tuple[Piece, ...] = ()) -> None:
         """Queue the ticket for its collector."""
         self._inboxes[ticket.collector].send(Accept(ticket, begun, script))
 

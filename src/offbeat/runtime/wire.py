@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offbeat.runtime.messages import Accept, CutTickets, GiveWork, Message
+from offbeat.runtime.messages import Accept, Begun, CutTickets, GiveWork, Message
 from offbeat.runtime.shared import Address, Block, arrays_in, copy_object, num_bytes_of, pack_object
 from offbeat.types import Array, ArraySpec, Episodes, Piece, Segment, StateTree, Ticket
 
@@ -36,7 +36,7 @@ _FIRST_TAIL_BYTES = 1 << 12
 _TO_WORKER = struct.Struct("8q")
 _TO_DRIVER = struct.Struct("7q3d")
 RECORD_BYTES = _TO_WORKER.size
-_CUT_AT_ONCE, _NO_TICKET = 7, -1
+CUT_AT_ONCE, _NO_TICKET = 7, -1
 
 
 class ToDriver(NamedTuple):
@@ -74,11 +74,11 @@ def pack_message(message: Message, lender: Lender) -> bytes:
             address = lender.lend((begun, script))
             return _TO_WORKER.pack(BEGUN, *address, 0, 0, 0) + pack_ticket(ticket)
         case CutTickets(tickets):
-            padded = (*tickets, *(-len(tickets) % _CUT_AT_ONCE) * (_NO_TICKET,))
-            starts = range(0, len(padded), _CUT_AT_ONCE)
-            return b"".join(_TO_WORKER.pack(CUT, *padded[at : at + _CUT_AT_ONCE]) for at in starts)
+            padded = (*tickets, *(-len(tickets) % CUT_AT_ONCE) * (_NO_TICKET,))
+            starts = range(0, len(padded), CUT_AT_ONCE)
+            return b"".join(_TO_WORKER.pack(CUT, *padded[at : at + CUT_AT_ONCE]) for at in starts)
         case GiveWork():
-            return _TO_WORKER.pack(GIVE_WORK, *_CUT_AT_ONCE * (0,))
+            return _TO_WORKER.pack(GIVE_WORK, *CUT_AT_ONCE * (0,))
 
 
 def write_all(descriptor: int, data: bytes) -> None:
@@ -98,7 +98,7 @@ class WorkerInput:
         self._descriptor, self._wake_fd = descriptor, wake_fd
         self._collector = collector
         self._rest = b""
-        self._begun: tuple[StateTree | None, tuple[Piece, ...]] | None = None  # of the next ticket
+        self._begun: tuple[Begun | None, tuple[Piece, ...]] | None = None  # of the next ticket
         self._num_taken = 0
         self._poll = select.poll()
         for one in (descriptor,) if wake_fd is None else (descriptor, wake_fd):
@@ -187,10 +187,10 @@ def pack_text(kind: int, extra: bytes, number: int = 0) -> bytes:
     return _TO_DRIVER.pack(kind, number, 0, 0, 0, 0, len(extra), 0.0, 0.0, 0.0) + extra
 
 
-def pack_open_work(address: Address) -> bytes:
-    """Pack the address of a block with begun work."""
+def pack_open_work(address: Address, version: int) -> bytes:
+    """Pack the address of a block with begun work, and the version of its collector's weights."""
     _, *place = address
-    return _TO_DRIVER.pack(OPEN_WORK, 0, 0, *place, 0, 0.0, 0.0, 0.0)
+    return _TO_DRIVER.pack(OPEN_WORK, 0, version, *place, 0, 0.0, 0.0, 0.0)
 
 
 # ---------------------------------------------------------------- objects and segments in blocks

@@ -156,8 +156,8 @@ class CollectorHost:
                 record = pack_text(WORKED, pickle.dumps((busy_s, units)))
             case CollectorWaits(_, version, tickets):
                 record = pack_text(WAITS, pickle.dumps((version, tickets)))
-            case OpenWork(_, work):
-                record = pack_open_work(self._open_work.lend(work))
+            case OpenWork(_, work, version):
+                record = pack_open_work(self._open_work.lend(work), version)
             case CollectorUp(_, capacity, _, is_wide):
                 record = pack_text(UP, cloudpickle.dumps((self._specs, is_wide)), capacity)
             case CollectorDown(_, reason, raised):

@@ -29,6 +29,7 @@ from offbeat.pacing.events import (
     StopRequested,
 )
 from offbeat.run.driver import Driver
+from offbeat.runtime.messages import Begun
 from offbeat.testing.simulated import Watch, World
 from offbeat.testing.simulated_roles import Weights
 from offbeat.types import Batch, Segment, StateTree, Ticket
@@ -152,7 +153,7 @@ class Books(Watch):
         self.waits -= {name, (name, "start"), (name, "pause")}
         self.totals["left"] += 1
 
-    def issue(self, ticket: Ticket, begun: StateTree | None) -> None:
+    def issue(self, ticket: Ticket, begun: Begun | None) -> None:
         """Check a ticket that goes to its collector."""
         index = ticket.collector
         self.totals["reissued" if ticket.attempt else "segments"] += 1

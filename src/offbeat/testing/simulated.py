@@ -31,7 +31,7 @@ from offbeat.pacing.events import (
 from offbeat.pacing.schedules import Faults, Schedule
 from offbeat.roles import WorkerContext
 from offbeat.runtime import serve
-from offbeat.runtime.messages import Accept, CutTickets, GiveWork, Message
+from offbeat.runtime.messages import Accept, Begun, CutTickets, GiveWork, Message
 from offbeat.runtime.spec import CollectorState, RunSpec
 from offbeat.testing.simulated_roles import Serial, SimulatedLearner, Weights
 from offbeat.types import Batch, Metrics, Piece, StateTree, Ticket
@@ -132,7 +132,7 @@ class Watch:
     def end_collector(self, index: int) -> None:
         """Note that the driver has a collector ended."""
 
-    def issue(self, ticket: Ticket, begun: StateTree | None) -> None:
+    def issue(self, ticket: Ticket, begun: Begun | None) -> None:
         """Note that a ticket goes to its collector."""
 
     def cut(self, tickets: Sequence[Ticket]) -> None:
@@ -315,7 +315,7 @@ class SimulatedRuntime:
         self._workers[index].is_gone = True
         self._watch.end_collector(index)
 
-    def collect(self, ticket: Ticket, begun: StateTree | None = None, script: tuple[Piece, ...] = ()) -> None:
+    def collect(self, ticket: Ticket, begun: Begun | None = None, script: tuple[Piece, ...] = ()) -> None:
         """Send a ticket, and draw what becomes of its collector."""
         self._watch.issue(ticket, begun)
         worker, faults, number = self._workers[ticket.collector], self._faults, ticket.number
