@@ -25,6 +25,7 @@ from offbeat.observe.logs import make_logs_dir
 from offbeat.observe.sinks import check_sinks
 from offbeat.pacing.events import EvalDone, Handlers, RoundTrained, Started
 from offbeat.pipeline import Pipeline, Report, Settings
+from offbeat.reading import numbers
 from offbeat.roles import Learner, PerWorker, WorkerContext, check_methods
 from offbeat.run.directory import (
     Overrides,
@@ -334,7 +335,7 @@ def _reached_before(prepared: PreparedRun) -> str:
         return ""
     with fitting("this run"):
         saved = manager.load()
-        returns = saved.parts["meter"]["recent_returns"]
+        returns = numbers(saved.parts["meter"]["recent_returns"])
     mean = sum(returns) / len(returns) if len(returns) >= 100 else -math.inf
     score = -math.inf if saved.score is None else saved.score
     for (name, goal), found in zip(goals.items(), (mean, score), strict=True):
