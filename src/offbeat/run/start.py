@@ -74,13 +74,15 @@ FIX_OF_EVAL = "when a run is evaluated: leave it out; settings of the section ev
 class Result(Report):
     """Outcome of a run and its policy: ``result.policy.act(obs)``. `Report` describes the rest.
 
-    ``digest`` is empty for a learner without a state that can be saved; ``interrupted``: by a signal.
+    ``digest`` is empty for a learner without a state that can be saved; ``interrupted``: by a signal;
+    ``has_evaluator``: its algorithm can be evaluated.
     """
 
     digest: str
     run_dir: Path
     policy: Policy
     interrupted: bool
+    has_evaluator: bool = True
 
     @property
     def rounds(self) -> int:
@@ -252,11 +254,13 @@ def run_to_completion(prepared: PreparedRun, callbacks: Sequence[Callback], cloc
 def result_of(prepared: PreparedRun, report: Report, signals: Sequence[str]) -> Result:
     """Return how a run ended, with its policy."""
     known: dict[str, Any] = {field.name: getattr(report, field.name) for field in fields(Report)}
+    roles = make_roles(prepared.config)
     return Result(
         **{**known, "digest": report.digest or ""},
         run_dir=prepared.run_dir,
-        policy=make_roles(prepared.config).policy(report.weights),
+        policy=roles.policy(report.weights),
         interrupted=bool(signals),
+        has_evaluator=roles.evaluate is not None,
     )
 
 
