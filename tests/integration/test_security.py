@@ -23,6 +23,7 @@ import offbeat
 from offbeat.checkpoint import CheckpointManager
 from offbeat.cli.main import main
 from offbeat.errors import CheckpointError, ConfigError, OffbeatError, ReplayError
+from offbeat.observe.callbacks import RoundInfo
 from offbeat.observe.events import read_events
 from offbeat.run.directory import settings_of
 from tests.conftest import ROOT, SMALL
@@ -365,6 +366,86 @@ def test_forged_runs_are_refused_in_words(name: str, run: Path, capfd: pytest.Ca
     assert "Traceback" not in said.out + said.err
     assert REASONS.get(name, "") in said.err
     assert codes["check"] == (name not in UNSEEN)
+
+
+# ---------------------------------------------------------------- forged states that fail once they are used
+
+ASYNC = {
+    **SETTINGS,
+    "async_training.off_policy_degree": 2,
+    "async_training.open_rounds": 0,
+    "checkpoint.interval_rounds": 1,
+    "checkpoint.keep": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def waiting_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose only checkpoint, of version 3, holds segments that wait to be trained."""
+    directory = tmp_path_factory.mktemp("waiting") / "run"
+    offbeat.train("cartpole-ppo", overrides={**ASYNC, "run.dir": str(directory)})
+    for step in steps(directory):
+        if not step.name.endswith("3"):
+            shutil.rmtree(step)
+    assert CheckpointManager(directory / "checkpoints").load().parts["store"]["segments"]
+    return directory
+
+
+def first_segment(parts: Any) -> Any:
+    return parts["store"]["segments"][0]
+
+
+def time_limit(parts: Any) -> Any:
+    nodes = next(environments(parts["collectors"]))["nodes"]
+    return next(node["attrs"] for node in nodes if "_elapsed_steps" in node.get("attrs", ()))
+
+
+USED_LATER: dict[str, Callable[[Any], object]] = {
+    "segment without a name": lambda parts: first_segment(parts)["data"].pop("obs"),
+    "segment of another form": lambda parts: first_segment(parts)["data"].update(rewards=np.ones(3)),
+    "segment of no versions": lambda parts: first_segment(parts).update(versions=np.zeros(0, np.int64)),
+    "attribute of an environment": lambda parts: time_limit(parts).update(_elapsed_steps="x"),
+    "observation": lambda parts: parts["collectors"]["starts"][0]["state"]["lane"].update(obs=np.zeros(0)),
+    "versions of other tickets": lambda parts: parts["coordinator"].update(versions=()),
+    "skipped evaluations": lambda parts: parts["coordinator"].update(eval_skipped=()),
+    "trained segments": lambda parts: parts["coordinator"]["ledger"].update(trained=99),
+    "no collectors": lambda parts: parts["coordinator"]["members"].update(present={}),
+    "strange collectors": lambda parts: parts["coordinator"]["members"].update(present=b"x"),
+    "deadline in quotes": lambda parts: parts["coordinator"]["ledger"]["ready"][0].__setitem__(3, "7"),
+    "returns": lambda parts: parts["meter"].update(recent_returns=1.5),
+    "algorithm": lambda parts: parts["recorder"].update(algorithm=np.zeros(2)),
+    "gap in the schedule": lambda parts: parts["recorder"].update(schedule_gap=np.zeros(2)),
+}
+
+
+@pytest.mark.parametrize("name", USED_LATER)
+def test_forged_states_that_fail_once_they_are_used_are_refused_in_words(
+    name: str, waiting_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(waiting_run, tmp_path / "run")
+    manager = CheckpointManager(run / "checkpoints")
+    saved = manager.load()
+    USED_LATER[name](saved.parts)
+    shutil.rmtree(saved.path)
+    manager.save(saved.version, saved.parts, saved.weights)
+    capfd.readouterr()
+    assert call("resume", str(run), "run.rounds=6", "runtime.max_worker_restarts=0") == 1
+    said = capfd.readouterr()
+    assert "Traceback" not in said.out + said.err
+    (line,) = [line for line in said.err.splitlines() if line.startswith("error: ")]
+    if "cannot go on" in line:
+        assert "the run cannot go on from checkpoint 3: " in line and f"{run / 'logs' / 'run.log'}" in line
+        assert "Traceback (most recent call last)" in (run / "logs" / "run.log").read_text()
+
+
+def test_errors_of_callbacks_of_a_resumed_run_stay_as_they_are(waiting_run: Path, tmp_path: Path) -> None:
+    class Fails(offbeat.Callback):
+        def on_round(self, info: RoundInfo) -> None:
+            raise KeyError("mine")
+
+    run = shutil.copytree(waiting_run, tmp_path / "run")
+    with pytest.raises(KeyError, match="mine"):
+        offbeat.resume(run, overrides={"run.rounds": 6}, callbacks=[Fails()])
 
 
 @pytest.mark.parametrize("forge", [as_file, as_pipe])

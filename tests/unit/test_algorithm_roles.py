@@ -82,7 +82,7 @@ def test_runs_without_an_evaluator_train_and_say_that_they_cannot_be_evaluated(
 ) -> None:
     run = tmp_path / "run"
     result = offbeat.train("cartpole-ppo", rounds=2, overrides=settings(run, "BARE"))
-    assert result.eval_return is None
+    assert result.eval_return is None and not result.has_evaluator
     with pytest.raises(SystemExit) as ended:
         main(["eval", str(run)])
     assert ended.value.code == 2

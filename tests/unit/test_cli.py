@@ -61,6 +61,7 @@ class FakeResult:
     restarts: int = 0
     stopped: bool = False
     save_error: str = ""
+    has_evaluator: bool = True
 
 
 class Calls:
@@ -185,6 +186,12 @@ def test_summary_names_what_was_lost_in_every_start_of_the_run(tmp_path: Path) -
     assert lines[-1] == "collector_1, replaced after 1.0 s: killed by SIGKILL"
     assert rows["restarts"] == "1, from checkpoints; the last one: killed by SIGSEGV at round 7"
     assert "lost and replaced" not in summary_rows(FakeResult())  # type: ignore[arg-type]
+
+
+def test_summary_of_a_run_without_an_evaluator_names_no_command_that_evaluates() -> None:
+    rows = summary_rows(FakeResult(has_evaluator=False, eval_return=None))  # type: ignore[arg-type]
+    assert {"eval", "play", "replay"} & rows.keys() == {"play", "replay"}
+    assert summary_rows(FakeResult())["eval"] == "offbeat eval 'runs/my pole'"  # type: ignore[arg-type]
 
 
 def test_summary_of_a_run_that_measured_nothing() -> None:

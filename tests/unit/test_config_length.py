@@ -106,3 +106,13 @@ def test_resume_may_raise_it(small_run: Callable[..., Any], capfd: pytest.Captur
     records = read_rounds(result.run_dir / "events.jsonl")
     assert [record["version"] for record in records] == [1, 2, 3, 4, 5]
     assert offbeat.load_config(result.run_dir / "config.yaml").run.total_timesteps == 600
+
+
+def test_a_conflict_that_leaves_the_steps_of_a_round_unknown_is_told_alone() -> None:
+    overrides = ("total_timesteps=500000", "algorithm.reanalyse.segments_per_round=1")
+    with pytest.raises(ConfigError) as caught:
+        load(*overrides, source="cartpole-unizero")
+    assert "leaves nothing to collect" in str(caught.value)
+    assert "not known before" not in str(caught.value)
+    config = load(*overrides, "algorithm.segments_per_round=2", source="cartpole-unizero")
+    assert config.resolved().rounds_of(500_000) == config.run.rounds

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from offbeat.checkpoint import files, tensors
-from offbeat.errors import CheckpointError, ConfigError
+from offbeat.errors import CheckpointError, ConfigError, PromiseBroken
 from offbeat.types import Array, StateTree
 
 Json = Any
@@ -34,10 +34,11 @@ _DTYPES = frozenset(
 )
 _DICTS: dict[type, str] = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
 _Path = tuple[str | int, ...]
-_UNFIT = (
+UNFIT = (
     *(KeyError, TypeError, ValueError, IndexError, AttributeError, struct.error),
-    *(RecursionError, OverflowError, MemoryError, AssertionError),
+    *(RecursionError, ArithmeticError, MemoryError, AssertionError),
 )
+"""What code raises that is given a state of another form."""
 
 
 def pack(tree: StateTree, root: str = "state") -> tuple[Json, dict[str, Array]]:
@@ -79,7 +80,7 @@ def unpack(skeleton: Json, arrays: Mapping[str, Array]) -> StateTree:
     """Put together what `pack` split; CheckpointError when the two do not belong together."""
     try:
         return _unpack(skeleton, arrays)
-    except _UNFIT as error:
+    except UNFIT as error:
         raise CheckpointError(
             f"this is not a state that offbeat packed ({type(error).__name__}: {error}); "
             "use another checkpoint"
@@ -91,7 +92,7 @@ def fitting(what: str) -> Iterator[None]:
     """Load a part of a checkpoint in the block; CheckpointError when it has not the form of ``what``."""
     try:
         yield
-    except _UNFIT as error:
+    except (*UNFIT, PromiseBroken) as error:
         raise CheckpointError(
             f"the checkpoint does not fit {what} ({type(error).__name__}: {error}); "
             "use one that this run and this version of offbeat wrote"

@@ -71,7 +71,8 @@ def summary_rows(result: Result) -> dict[str, str]:
         return rows
     run = shlex.quote(str(result.run_dir))
     rows["resume"] = _resume_command(result)
-    return rows | {verb: f"offbeat {verb} {run}" for verb in ("eval", "play", "replay")}
+    verbs = ("eval", "play", "replay") if result.has_evaluator else ("play", "replay")
+    return rows | {verb: f"offbeat {verb} {run}" for verb in verbs}
 
 
 def _evaluation(result: Result) -> str:

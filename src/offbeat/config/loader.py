@@ -254,7 +254,10 @@ class _Validation:
         rounds = config.resolved().rounds_of(steps)
         if rounds is None:
             name = config.algorithm.name
-            self._add(path, f"the steps of a round of {name} are not known before: set run.rounds instead")
+            if not any(algorithm_conflicts(config.resolved())):  # a conflict can be what leaves them unknown
+                self._add(
+                    path, f"the steps of a round of {name} are not known before: set run.rounds instead"
+                )
             return config
         if "rounds" in self._layer.values.get("run", {}):
             rounds = min(rounds, config.run.rounds)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from operator import attrgetter
+from operator import attrgetter, index
 from typing import Any
 
 from offbeat.errors import PromiseBroken
@@ -247,7 +247,7 @@ class Ledger:
         self.issued, self.trained, self.dropped = state["issued"], state["trained"], state["dropped"]
         for status, name in _NAMES.items():
             for row in state[name]:
-                ticket = Ticket(*row)
+                ticket = Ticket(*map(index, row))
                 self._enter(ticket, RUNNING)
                 if status == READY:
                     self.arrive(ticket.number)

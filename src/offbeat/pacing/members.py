@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from heapq import heappop, heappush
+from operator import index
 from typing import Any
 
 from offbeat.errors import ConfigError
@@ -210,7 +211,10 @@ class Members:
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Continue with the same members, unless another number is configured now; a ledger comes first."""
         if state is not None and state["configured"] == self._configured:
-            self.present, self._num_ever = list(state["present"]), state["ever"]
+            present, num_ever = [index(one) for one in state["present"]], index(state["ever"])
+            if not present or not set(present) <= set(range(num_ever)):
+                raise ValueError(f"the collectors {present} of {num_ever} that there ever were")
+            self.present, self._num_ever = present, num_ever
         gone = self._ledger.lost_on.keys() - set(self.present)
         for collector in sorted(gone):
             self._rehome(collector)

@@ -146,7 +146,9 @@ class Driver:
         self.poll_s = _POLL_S
         self.faults: deque[str] = deque()  # of files, from any thread
         self._taken: list[tuple[int, Request]] = []  # with the version of the checkpoint before each
-        self._resumed_at = -1
+        self.resumed_at = -1
+        self._restored: set[int] = set()  # tickets that a checkpoint held, until their round was trained
+        self._is_on_trial = False  # until a round was trained, and all of those tickets
         self.is_to_stop = False
         self.loss_watch: LossWatch | None = LossWatch(settings.run.explosion_factor)
         self._stop_reason: str | None = None
@@ -237,7 +239,8 @@ class Driver:
         if point.parts:
             with fitting(f"this run at version {point.version}"):
                 self._parts.restore(point)
-            self._resumed_at = point.version
+            self.resumed_at, self._is_on_trial = point.version, True
+            self._restored.update(self._store.ready())
         try:
             self._runtime.start(self.spec, self.collectors.starts, point.parts.get("learner"))
         except BaseException:
@@ -253,6 +256,17 @@ class Driver:
         self._await_progress()
         self._perform(self.pace.start(self.clock()))
         self._left_s = self.clock()
+
+    def is_on_trial(self, error: Exception) -> bool:
+        """Return True if an error may come from the checkpoint, of which not everything has worked yet.
+
+        The learner's part has worked after a round, a segment once it was trained, a collector's state once
+        the collector has made a segment.
+        """
+        if isinstance(error, CollectError):
+            rows = self.collectors.rows
+            return any(row.start.state is not None and not row.has_worked for row in rows)
+        return self._is_on_trial
 
     def _emit_start(self, point: StartPoint) -> None:
         self._has_started = True
@@ -342,6 +356,8 @@ class Driver:
         for flush in self._flushes:
             flush()
         self._emit_faults()
+        if self._is_on_trial:
+            self._is_on_trial = bool(self._restored) or self.pace.version <= self.resumed_at
 
     def _take(self, event: Event) -> None:
         """Check an event, apply it, emit it, and react to it."""
@@ -385,7 +401,7 @@ class Driver:
                 request = allowed
             elif isinstance(request, _UNSAVED):  # only the last one of its kind holds
                 self._taken = [one for one in self._taken if type(one[1]) is not type(request)]
-            self._taken.append((max(self.saving.requested, self._resumed_at), request))
+            self._taken.append((max(self.saving.requested, self.resumed_at), request))
             if isinstance(request, GatesSet):
                 self._await_progress()
         if self.finish is None:
@@ -430,6 +446,8 @@ class Driver:
                 "run.on_nan=rollback a run goes back to its newest checkpoint by itself"
             )
         self._runtime.release([segment.ticket.number for segment in batch.segments])
+        if self._restored:
+            self._restored.intersection_update(self._store.ready())
         return replace(event, signals=self.meter.measure(event))
 
     def _react(self, event: Event, now_s: float) -> None:

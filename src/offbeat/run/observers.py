@@ -61,7 +61,7 @@ def _attach_files(
         log = ScheduleLog(directory / "schedule.jsonl", on_fault)
         if point.resumed:
             with fitting("this run's schedule"):
-                log.truncate(own.get("schedule_offset", 0), own.get("schedule_gap", False))
+                log.truncate(own.get("schedule_offset", 0), bool(own.get("schedule_gap", False)))
         journal = Journal(directory, name, driver.spec.settings, driver.meter, driver.pace, version, on_fault)
     except OSError as error:
         raise OffbeatError(

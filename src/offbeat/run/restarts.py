@@ -13,9 +13,17 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
+from offbeat.checkpoint.codec import UNFIT
 from offbeat.checkpoint.lock import RunLock
 from offbeat.config.models import RunSection
-from offbeat.errors import CheckpointError, DivergedError, LearnerLost, OffbeatError, TrainError
+from offbeat.errors import (
+    CheckpointError,
+    CollectError,
+    DivergedError,
+    LearnerLost,
+    OffbeatError,
+    TrainError,
+)
 from offbeat.observe.logs import make_logs_dir
 from offbeat.observe.tensorboard_server import TensorBoardServer
 from offbeat.pacing import Counts
@@ -25,6 +33,7 @@ from offbeat.run.collectors import Loss
 from offbeat.run.driver import Driver
 from offbeat.run.parts import StartPoint
 from offbeat.run.waits import Wait, Waits
+from offbeat.runtime.base import shortened
 from offbeat.runtime.clock import Clock
 from offbeat.types import Metrics
 
@@ -176,6 +185,8 @@ class OpenRun:
     ) -> None:
         self._make_driver = make_driver
         self._point: StartPoint | None = point  # until the run has started: checkpoints can be large
+        self._is_resumed = point.resumed
+        self._refused: tuple[int, CheckpointError] | None = None  # and the version at which it was
         self._policy = policy
         self._requests = requests
         self._directory = directory
@@ -216,12 +227,15 @@ class OpenRun:
         """Run one operation of the driver; return where to continue if that ends it, but not the run."""
         try:
             do()
-        except (LearnerLost, TrainError) as error:
-            driver = self.driver
+        except (LearnerLost, TrainError) as raised:
+            driver, refusal = self.driver, self._refusal(raised)
+            error = refusal or raised
             driver.settle()
             found = self._policy.restart_point(error, driver)
             if found is None:
-                raise
+                if refusal is None:
+                    raise
+                raise refusal from raised
             point, record = found
             self._metrics = self.metrics
             self._requests.extendleft(reversed(driver.requests_since(point.version)))
@@ -229,7 +243,35 @@ class OpenRun:
             driver.close(error, record)
             self._policy.pause(self._requests)
             return point
+        except (CollectError, *UNFIT) as raised:
+            if (refusal := self._refusal(raised)) is None:
+                raise
+            raise refusal from raised
         return None
+
+    def _refusal(self, error: Exception) -> CheckpointError | None:
+        """Return what to tell the user of an unexpected error if the resumed checkpoint may be its cause.
+
+        None for others: of a callback, with words of their own, or once what was restored has worked. A retry
+        that fails in the same round is of the same cause.
+        """
+        driver, is_first = self.driver, self._policy.attempts == 0
+        version, text = driver.pace.version, f"{type(error).__name__}: {error}"
+        if not is_first and self._refused is not None and self._refused[0] == version:
+            return self._refused[1]
+        is_unexplained = not getattr(error, "__notes__", ())
+        if isinstance(error, OffbeatError):
+            is_unexplained = (text := shortened(str(error))) != str(error)
+        if not (self._is_resumed and is_first and is_unexplained and driver.is_on_trial(error)):
+            return None
+        where = "the traceback" if self._directory is None else self._directory / "logs" / "run.log"
+        refusal = CheckpointError(
+            f"the run cannot go on from checkpoint {driver.resumed_at}: {text}. Use a checkpoint that this "
+            f"run and this version of its code wrote; if it is one, {where} shows where the code fails"
+        )
+        _log.error("%s", refusal, exc_info=error)
+        self._refused = version, refusal
+        return refusal
 
     def _close(self, error: BaseException | None) -> None:
         driver, self._driver = self._driver, None

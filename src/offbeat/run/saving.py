@@ -34,7 +34,7 @@ def check_algorithm(saved: LoadedCheckpoint, algorithm: str) -> None:
     """Raise CheckpointError when a checkpoint is known to be of another algorithm than the run."""
     recorder = saved.parts.get("recorder")
     found = recorder.get("algorithm") if isinstance(recorder, dict) else None
-    if found is not None and found != algorithm:
+    if found is not None and str(found) != algorithm:
         raise CheckpointError(
             f"checkpoint {saved.version} is of {found}, this run is of {algorithm}: put the checkpoints of "
             f"this run back into {saved.path.parent}"

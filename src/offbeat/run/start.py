@@ -25,6 +25,7 @@ from offbeat.observe.logs import make_logs_dir
 from offbeat.observe.sinks import check_sinks
 from offbeat.pacing.events import EvalDone, Handlers, RoundTrained, Started
 from offbeat.pipeline import Pipeline, Report, Settings
+from offbeat.reading import numbers
 from offbeat.roles import Learner, PerWorker, WorkerContext, check_methods
 from offbeat.run.directory import (
     Overrides,
@@ -73,13 +74,15 @@ FIX_OF_EVAL = "when a run is evaluated: leave it out; settings of the section ev
 class Result(Report):
     """Outcome of a run and its policy: ``result.policy.act(obs)``. `Report` describes the rest.
 
-    ``digest`` is empty for a learner without a state that can be saved; ``interrupted``: by a signal.
+    ``digest`` is empty for a learner without a state that can be saved; ``interrupted``: by a signal;
+    ``has_evaluator``: its algorithm can be evaluated.
     """
 
     digest: str
     run_dir: Path
     policy: Policy
     interrupted: bool
+    has_evaluator: bool = True
 
     @property
     def rounds(self) -> int:
@@ -251,11 +254,13 @@ def run_to_completion(prepared: PreparedRun, callbacks: Sequence[Callback], cloc
 def result_of(prepared: PreparedRun, report: Report, signals: Sequence[str]) -> Result:
     """Return how a run ended, with its policy."""
     known: dict[str, Any] = {field.name: getattr(report, field.name) for field in fields(Report)}
+    roles = make_roles(prepared.config)
     return Result(
         **{**known, "digest": report.digest or ""},
         run_dir=prepared.run_dir,
-        policy=make_roles(prepared.config).policy(report.weights),
+        policy=roles.policy(report.weights),
         interrupted=bool(signals),
+        has_evaluator=roles.evaluate is not None,
     )
 
 
@@ -334,7 +339,7 @@ def _reached_before(prepared: PreparedRun) -> str:
         return ""
     with fitting("this run"):
         saved = manager.load()
-        returns = saved.parts["meter"]["recent_returns"]
+        returns = numbers(saved.parts["meter"]["recent_returns"])
     mean = sum(returns) / len(returns) if len(returns) >= 100 else -math.inf
     score = -math.inf if saved.score is None else saved.score
     for (name, goal), found in zip(goals.items(), (mean, score), strict=True):

@@ -156,6 +156,21 @@ def describe(error: Exception) -> str:
     return "".join(traceback.format_exception(error)).rstrip()
 
 
+def shortened(text: str) -> str:
+    """Return a text that ends in a traceback in one line, any other as it is.
+
+    Example: ``the learner raised in round 7 (KeyError: 'obs')``.
+    """
+    told, begin, stack = text.partition("\nTraceback (most recent call last):\n")
+    if not begin:
+        return text
+    lines, error = stack.splitlines(), ""
+    while lines and not lines[-1].startswith("  "):
+        if not (last := lines.pop()).startswith(" "):
+            error = last
+    return f"{told.rstrip(':')} ({error})"
+
+
 def with_stack(text: str, stack: str) -> str:
     """Add to a text where its component was, if that is known."""
     return f"{text}, it was here:\n{stack}" if stack else text
