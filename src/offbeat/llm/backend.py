@@ -1,4 +1,4 @@
-"""Contract of engines that generate for a trainer: ours, the reference, and servers such as vLLM. No torch."""
+"""Contract of engines that generate for a trainer: ours, the reference, servers such as vLLM. No torch."""
 
 from __future__ import annotations
 

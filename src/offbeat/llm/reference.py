@@ -308,7 +308,9 @@ def _package() -> Any:
     try:
         import transformers
     except ImportError:
-        raise ConfigError("TransformersBackend needs the package transformers: pip install transformers") from None
+        raise ConfigError(
+            "TransformersBackend needs the package transformers: pip install transformers"
+        ) from None
     return transformers
 
 
