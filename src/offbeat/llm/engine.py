@@ -214,8 +214,8 @@ class Engine:
         """True while a step would do something."""
         if self._finished or self._num_rows or (self._classes >= 0).any() or self._admissible():
             return True
-        wanted = (self._wanted(one) for one in self._open.values() if one.slot >= 0)
-        return bool(self._resuming) and any(one in (None, self._next_version) for one in wanted)
+        paused = [one for one in self._open.values() if one.slot >= 0 and not one.has_ended_turn]
+        return any(self._wanted(one) in (None, self._next_version) for one in paused)
 
     @property
     def needs(self) -> int | None:
