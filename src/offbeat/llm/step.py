@@ -50,11 +50,12 @@ class Slots:
         self, shape: Shape, num_slots: int, length: int, device: torch.device | str, dtype: torch.dtype
     ) -> None:
         size = (num_slots, shape.num_kv_heads, length, shape.head_size)
+
+        def zeros() -> Tensor:
+            return torch.zeros(size, device=device, dtype=dtype)
+
         # A tensor each: a compiled step that writes to a part of a tensor copies all of it.
-        self.cache = [
-            (torch.zeros(size, device=device, dtype=dtype), torch.zeros(size, device=device, dtype=dtype))
-            for _ in range(shape.num_layers)
-        ]
+        self.cache = [(zeros(), zeros()) for _ in range(shape.num_layers)]
         self.whole = torch.zeros(num_slots, STOPS + MOST_STOPS, device=device, dtype=torch.int64)
         self.real = torch.zeros(num_slots, UNIFORMS + length + 1, device=device, dtype=torch.float64)
 
@@ -154,7 +155,8 @@ def extend(
         length: positions of the caches to look at; no position is behind it.
     """
     size, num_tokens = tokens.shape
-    positions = starts[:, None] + torch.arange(num_tokens, device=tokens.device)
+    last = slots.cache[0][0].shape[2] - 1  # nobody looks there: the last token of a sequence is never fed
+    positions = (starts[:, None] + torch.arange(num_tokens, device=tokens.device)).clamp_(max=last)
     heads, head = model.shape.num_kv_heads, model.shape.head_size
     per_head, scale = model.shape.num_heads // heads, head**-0.5
     # A query of several heads that share keys is as many rows of one product.
