@@ -143,31 +143,43 @@ def test_a_stale_cache_of_a_prompt_would_be_noticed() -> None:
     """The same run with caches that survive a swap, as if they were not of one version."""
     weights, asked = [tiny(0), tiny(1)], [replace(requests(1)[0], num_samples=12, max_new_tokens=20)]
 
-    def run(engine: Engine) -> list[Response]:
+    def run(is_poisoned: bool) -> list[Response]:
+        engine = Engine(weights[0], slots=8, max_length=256)
         engine.submit(asked[0])
         found = [*engine.step(), *engine.step()]
         engine.load(1, weights[1].weights())
-        while engine.is_busy:
-            found += engine.step()
-        return found
+        assert engine._prefix is not None
+        if is_poisoned:
+            engine._prefix = engine._prefix._replace(version=1)
+        return found + engine_results(engine)
 
-    class Forgetful(dict):
-        """Keeps what it should forget."""
-
-        def clear(self) -> None:
-            for (_, key), value in list(self.items()):
-                self[1, key] = value
-
-    healthy = run(Engine(weights[0], slots=8, max_length=256))
-    poisoned_engine = Engine(weights[0], slots=8, max_length=256)
-    poisoned_engine._prefixes = Forgetful()
-    poisoned = run(poisoned_engine)
+    healthy, poisoned = run(is_poisoned=False), run(is_poisoned=True)
     again = repeated(Engine(weights[0], slots=8, max_length=256), asked, healthy, dict(enumerate(weights)))
     assert bits(again) == bits(healthy)
     poisoned_again = repeated(
         Engine(weights[0], slots=8, max_length=256), asked, poisoned, dict(enumerate(weights))
     )
     assert bits(poisoned_again) != bits(poisoned)
+
+
+def test_a_key_that_is_used_again_gets_its_own_prompt() -> None:
+    engine = Engine(tiny(), slots=8, max_length=64)
+    engine.submit(Request(0, (5, 6, 7), num_samples=20, max_new_tokens=5, stop_ids=()))
+    engine.step()
+    engine.abort(0)
+    other = Request(0, (9, 10, 11), max_new_tokens=5, stop_ids=(), seed=3)
+    assert bits(engine.generate([other])) == bits(Engine(tiny(), slots=8, max_length=64).generate([other]))
+
+
+def test_prompts_of_aborted_groups_are_not_kept() -> None:
+    engine = Engine(tiny(), slots=8, max_length=64)
+    for key in range(4):
+        engine.submit(Request(key, (5 + key,), num_samples=9, max_new_tokens=9, stop_ids=()))
+    engine.step()
+    assert engine._prefix is not None
+    engine.abort(0, sample=8)
+    engine.step()
+    assert engine._prefix is None
 
 
 def test_weights_of_another_network_are_refused() -> None:
@@ -313,6 +325,14 @@ def test_requests_that_cannot_be_answered_are_refused(change: dict[str, object],
 def test_a_key_that_is_under_way_is_refused() -> None:
     engine = Engine(tiny(), slots=8, max_length=64)
     engine.submit(Request(0, (5,)))
+    with pytest.raises(ConfigError, match="another key"):
+        engine.submit(Request(0, (6,)))
+
+
+def test_a_key_is_under_way_while_any_of_its_samples_is() -> None:
+    engine = Engine(tiny(), slots=8, max_length=64)
+    engine.submit(Request(0, (5,), num_samples=3))
+    engine.abort(0, sample=0)
     with pytest.raises(ConfigError, match="another key"):
         engine.submit(Request(0, (6,)))
 

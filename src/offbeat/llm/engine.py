@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import psutil
@@ -53,6 +53,15 @@ _CHUNK = 256
 _MOST_AT_ONCE = 4096
 """Tokens of several prompts that are fed together."""
 _DEFAULT_LENGTH = 2048
+
+
+class _Prefix(NamedTuple):
+    """The prompt of a group, kept while responses of the group wait for a slot."""
+
+    version: int
+    request: Request
+    cache: list[Tensor]
+    hidden: Tensor
 
 
 @dataclass(slots=True, eq=False)
@@ -169,9 +178,7 @@ class Engine:
         self._waiting: deque[_Open] = deque()
         self._resuming: list[tuple[_Open, int]] = []  # with the first position to feed
         self._open: dict[tuple[int, int], _Open] = {}
-        self._prefixes: dict[
-            tuple[int, int], tuple[list[Tensor], Tensor]
-        ] = {}  # (version, key) -> cache, hidden
+        self._prefix: _Prefix | None = None
         self._finished: list[Response] = []
         self._next_deadline_s = math.inf
         # By slot, as on the device.
@@ -241,8 +248,7 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Take a request; its responses are admitted in order, as slots come free."""
         request.check(self._model.shape.vocab_size, self.max_length, MOST_STOPS)
-        names = [(request.key, sample) for sample in range(request.num_samples)]
-        if any(name in self._open for name in names):
+        if any(key == request.key for key, _ in self._open):
             raise ConfigError(f"request {request.key} is under way: give another one another key")
         stops = self._model.shape.eos_ids if request.stop_ids is None else request.stop_ids
         deadline_s = self._clock() + request.time_limit_s
@@ -308,7 +314,6 @@ class Engine:
             return
         (self.version, weights), self._pending = self._pending, None
         self._model.set_weights(weights)
-        self._prefixes.clear()
         for one in self._at:
             if one is None or one.slot < 0:
                 continue
@@ -434,10 +439,10 @@ class Engine:
 
     def _admit(self) -> list[tuple[_Open, int]]:
         """Give slots to responses that wait, in order."""
+        if self._prefix is not None and not self._is_next(self._prefix.request):
+            self._prefix = None
         num_free = self.num_free if self._waiting else 0
         if not num_free:
-            if not self._waiting:
-                self._prefixes.clear()
             return []
         free = iter(np.flatnonzero(self._classes == FREE).tolist())
         admitted, left = list[tuple[_Open, int]](), deque[_Open]()
@@ -492,46 +497,42 @@ class Engine:
         leaders: dict[Any, _Open] = {}
         followers: dict[Any, list[_Open]] = {}
         own: list[tuple[_Open, int]] = []
+        hidden: dict[_Open, Tensor] = {}
         for one, start in jobs:
             one.stamp = self.version if start == 0 else one.stamp
             name: Any = one.request.key if _is_fresh(one) else one.name
             if name in leaders:
                 followers.setdefault(name, []).append(one)
+                continue
+            leaders[name] = one
+            if (prefix := self._prefix_of(one)) is not None:
+                self._slots.put_back(one.slot, prefix.cache)
+                hidden[one] = prefix.hidden
             else:
-                leaders[name] = one
-                if not (_is_fresh(one) and self._from_prefix(one, followers)):
-                    own.append((one, start))
-        hidden = self._feed_all(own)
+                own.append((one, start))
+        hidden |= self._feed_all(own)
         for name, leader in leaders.items():
-            others = followers.get(name, [])
-            key = (self.version, leader.request.key)
-            if key in self._prefixes and leader not in hidden:
-                hidden[leader] = self._prefixes[key][1]
-            if others:
+            if others := followers.get(name):
                 self._slots.share(leader.slot, [one.slot for one in others], leader.length)
                 hidden |= dict.fromkeys(others, hidden[leader])
             self._keep_prefix(leader, hidden[leader])
         self._emit([one for one, _ in jobs], hidden)
 
-    def _from_prefix(self, one: _Open, followers: Mapping[Any, list[_Open]]) -> bool:
-        """Take the cache of the prompt from where it was kept for the rest of a group."""
-        kept = self._prefixes.get((self.version, one.request.key))
-        if kept is None:
-            return False
-        self._slots.put_back(one.slot, kept[0])
-        return True
+    def _prefix_of(self, one: _Open) -> _Prefix | None:
+        """Return the kept prompt if it is that of a response without tokens, under these weights."""
+        kept = self._prefix
+        if kept is None or kept.request is not one.request or kept.version != self.version:
+            return None
+        return kept if _is_fresh(one) else None
 
     def _keep_prefix(self, leader: _Open, hidden: Tensor) -> None:
-        """Keep the cache of a prompt for as long as responses of its group wait for a slot."""
-        if not _is_fresh(leader):
-            return
-        key = (self.version, leader.request.key)
-        is_waited_for = bool(self._waiting) and self._waiting[0].request.key == leader.request.key
-        if not is_waited_for:
-            self._prefixes.pop(key, None)
-        elif key not in self._prefixes:
+        """Keep a prompt if the next response to be admitted has the same one."""
+        if _is_fresh(leader) and self._is_next(leader.request) and self._prefix_of(leader) is None:
             cache = self._slots.kept(leader.slot, leader.length)
-            self._prefixes[key] = (cache, hidden.clone())
+            self._prefix = _Prefix(self.version, leader.request, cache, hidden.clone())
+
+    def _is_next(self, request: Request) -> bool:
+        return bool(self._waiting) and self._waiting[0].request is request
 
     def _feed_all(self, jobs: Sequence[tuple[_Open, int]]) -> dict[_Open, Tensor]:
         """Feed sequences in chunks, those of one size together; return the last hidden state of each."""
