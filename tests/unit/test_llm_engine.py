@@ -15,6 +15,7 @@ from offbeat.llm.model import Decoder, Packing
 from offbeat.llm.requests import Request, Response
 from offbeat.llm.shape import Shape
 from offbeat.llm.step import Group, Slots, decode
+from offbeat.types import Piece, Span
 from tests.unit.llm_fakes import TINY, bits, repeated, requests, stories, tiny
 
 
@@ -234,16 +235,21 @@ def begun_of(begun: list[Response], one: Response) -> Response:
     return next(other for other in begun if (other.key, other.sample) == (one.key, one.sample))
 
 
-def test_held_response_goes_on_after_the_answer_of_a_tool() -> None:
-    model = tiny()
-    everything = tuple(range(64))
-    request = Request(0, (5, 6, 7), max_new_tokens=20, seed=4, stop_ids=everything[:8], hold=True)
-    seeds = (replace(request, seed=seed) for seed in range(50))
-    for asked in seeds:  # one that ends at a stop token
-        engine = Engine(model, slots=8, max_length=128)
+def held_turn(**changes: object) -> tuple[Engine, Request, Response]:
+    """An engine that holds a response, which ended its turn at a stop token."""
+    request = Request(0, (5, 6, 7), max_new_tokens=20, stop_ids=tuple(range(8)), hold=True)
+    for seed in range(50):
+        engine = Engine(tiny(), slots=8, max_length=128, **changes)
+        asked = replace(request, seed=seed)
         (turn,) = engine.generate([asked])
         if turn.end == "stop" and len(turn.tokens) > 2:
-            break
+            return engine, asked, turn
+    raise AssertionError("none of 50 ended at a stop token")
+
+
+def test_held_response_goes_on_after_the_answer_of_a_tool() -> None:
+    model = tiny()
+    engine, asked, turn = held_turn()
     assert engine.num_held == 1
     assert not engine.is_busy
     engine.extend(0, 0, [10, 11, 12], max_new_tokens=9)
@@ -258,6 +264,86 @@ def test_held_response_goes_on_after_the_answer_of_a_tool() -> None:
     if whole.end == "stop":
         engine.release(0, 0)
     assert engine.num_free == 8
+
+
+def test_held_response_is_held_in_another_engine() -> None:
+    engine, asked, turn = held_turn()
+    other = Engine(tiny(), slots=8, max_length=128)
+    other.submit(replace(asked, begun=tuple(engine.under_way())))
+    (again,) = engine_results(other)
+    assert (again.tokens.tolist(), again.end) == (turn.tokens.tolist(), "stop")
+    assert other.num_held == 1
+    assert other.num_prefilled == 0
+    for one in (engine, other):
+        one.extend(0, 0, [10, 11, 12], max_new_tokens=9)
+    (whole,), (moved,) = engine_results(engine), engine_results(other)
+    assert moved.tokens.tolist() == whole.tokens.tolist()
+    assert np.abs(moved.log_probs - whole.log_probs).max() < 1e-5
+    assert moved.spans[-1].rebuilt
+
+
+def test_begun_response_that_has_all_its_tokens_gets_no_more() -> None:
+    request = Request(0, (5, 6, 7), max_new_tokens=6, stop_ids=())
+    (whole,) = Engine(tiny(), slots=8, max_length=64).generate([request])
+    (again,) = Engine(tiny(), slots=8, max_length=64).generate([replace(request, begun=(whole,))])
+    assert (again.tokens.tolist(), again.end, again.spans) == (whole.tokens.tolist(), "length", whole.spans)
+
+
+def test_time_limit_ends_a_held_response() -> None:
+    now = [0.0]
+    engine, asked, turn = held_turn(clock=lambda: now[0])
+    engine.release(0, 0)
+    engine.submit(replace(asked, time_limit_s=3.0))
+    engine_results(engine)
+    assert not engine.is_busy
+    now[0] = 4.0
+    (late,) = engine_results(engine)
+    assert (late.end, len(late.tokens)) == ("timeout", len(turn.tokens))
+    assert engine.num_free == 8
+
+
+@pytest.mark.parametrize("rebuilt", [False, True])
+def test_held_response_is_repeated_from_its_record(rebuilt: bool) -> None:
+    """Weights come between `extend` and the next step."""
+    _, asked, turn = held_turn()
+    piece = Piece((Span(0, len(turn.tokens)), Span(1, 1, rebuilt)), "length")
+    engine = Engine(tiny(), slots=8, max_length=128)
+    engine.submit(replace(asked, scripts=(piece,)))
+    engine_results(engine)
+    assert engine.needs is None, "it waits for a tool, not for weights"
+    engine.extend(0, 0, [10, 11], max_new_tokens=9)
+    assert engine.needs == 1
+    engine.load(1, tiny(1).weights())
+    (whole,) = engine_results(engine)
+    assert (whole.piece, len(whole.tokens)) == (piece, len(turn.tokens) + 3)
+
+
+def test_records_without_further_tokens_end_at_once() -> None:
+    _, asked, turn = held_turn()
+    engine = Engine(tiny(), slots=8, max_length=128)
+    (empty,) = engine.generate([Request(1, (5,), scripts=(Piece((), "cut"),))])
+    assert (len(empty.tokens), empty.piece) == (0, Piece((), "cut"))
+    engine.submit(replace(asked, scripts=(Piece(turn.spans, "timeout"),)))
+    engine_results(engine)
+    engine.extend(0, 0, [10, 11], max_new_tokens=9)
+    (late,) = engine_results(engine)
+    assert (late.tokens[-2:].tolist(), late.is_own[-2:].tolist()) == ([10, 11], [False, False])
+    assert late.piece == Piece(turn.spans, "timeout")
+    assert engine.num_free == 8
+
+
+def test_records_are_repeated_with_fewer_slots() -> None:
+    """Responses that wait for the next version have all slots, others wait for the first one."""
+    weights = {version: tiny(version) for version in range(2)}
+    asked = [Request(key, (5 + key,), max_new_tokens=10, stop_ids=(), seed=key) for key in range(16)]
+    engine = Engine(weights[0], slots=16, max_length=64)
+    for request in asked:
+        engine.submit(request)
+    engine.step()
+    engine.load(1, weights[1].weights())
+    found = engine_results(engine)
+    again = repeated(Engine(weights[0], slots=8, max_length=64), asked, found, weights)
+    assert bits(again) == bits(found)
 
 
 def test_extending_what_is_not_held_is_refused() -> None:

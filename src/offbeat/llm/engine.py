@@ -81,7 +81,7 @@ class _Open:
     spans: list[Span] = field(default_factory=list)  # closed ones
     version: int = -1  # of the span at hand
     is_rebuilt: bool = False  # at its beginning
-    stamp: int = -1  # version of the cache
+    stamp: int | None = None  # version of the cache
     num_new: int = 0  # own tokens it may have
 
     @property
@@ -176,7 +176,7 @@ class Engine:
         self.num_prefilled = 0
         self._pending: tuple[int, Mapping[str, Tensor]] | None = None
         self._waiting: deque[_Open] = deque()
-        self._resuming: list[tuple[_Open, int]] = []  # with the first position to feed
+        self._resuming: dict[_Open, int] = {}  # with the first position to feed
         self._open: dict[tuple[int, int], _Open] = {}
         self._prefix: _Prefix | None = None
         self._finished: list[Response] = []
@@ -219,15 +219,15 @@ class Engine:
     @property
     def is_busy(self) -> bool:
         """True while a step would do something."""
-        if self._finished or self._num_rows or (self._classes >= 0).any() or self._admissible():
+        if self._finished or (self._classes >= 0).any() or self._clock() >= self._next_deadline_s:
             return True
-        paused = [one for one in self._open.values() if one.slot >= 0 and not one.has_ended_turn]
-        return any(self._wanted(one) in (None, self._next_version) for one in paused)
+        version = self.version if self._pending is None else self._pending[0]
+        return any(self._wanted(one) in (None, version) for one in self._paused())
 
     @property
     def needs(self) -> int | None:
         """The version that scripted responses wait for, the oldest one; None when none waits."""
-        wanted = [self._wanted(one) for one in self._open.values() if not one.is_row and one.script]
+        wanted = map(self._wanted, self._paused())
         return min((version for version in wanted if version is not None), default=None)
 
     def manifest(self) -> dict[str, Any]:
@@ -282,7 +282,8 @@ class Engine:
         self._log_probs[one.slot, begin:end] = 0.0
         one.length, one.num_new = end, one.num_own(end) + max_new_tokens
         one.has_ended_turn = False
-        self._resuming.append((one, begin - 1))
+        # Without a cache of what came before, all of it is fed.
+        self._resuming[one] = 0 if one.stamp is None else begin - 1
 
     def release(self, key: int, sample: int) -> None:
         """Forget a held response."""
@@ -325,7 +326,7 @@ class Engine:
             elif one.is_row and self._on_swap == "recompute":
                 self._pause(one)
                 one.begin_span(length, self.version, is_rebuilt=True)
-                self._resuming.append((one, 0))
+                self._resuming[one] = 0
             elif one.is_row:
                 one.begin_span(length, self.version, is_rebuilt=False)
 
@@ -371,23 +372,29 @@ class Engine:
         self._tokens[slots, position] = read[0]
         self._log_probs[slots, position] = read[2].view(np.float32)
         for index in np.flatnonzero(read[1]):
-            self._ended(slots[index], int(read[0, index]))
+            one = self._at[slots[index]]
+            assert one is not None, "a slot without a response is no row"
+            self._pause(one)
+            if (end := self._end_of(one)) is not None:
+                self._finish(one, end)
+            else:
+                self._try_script(one)
         if self._is_arranged and (position > self._class_ends[slots]).any():
             self._is_arranged = False
 
-    def _ended(self, slot: int, token: int) -> None:
-        one = self._at[slot]
-        assert one is not None, "a slot without a response is no row"
-        length, request = int(self._position[slot]) + 1, one.request
-        self._pause(one)
-        if token in one.stops:
-            end: End = "eos" if token in self._model.shape.eos_ids else "stop"
-        elif one.script is not None and one.scripted(one.num_own(length)) is not None:
-            self._try_script(one)
-            return
-        else:
-            end = "length" if one.script is None else one.script.end
-        if request.hold and end in ("eos", "stop") and length + 1 < self.max_length:
+    def _end_of(self, one: _Open) -> End | None:
+        """Return why a response that is no row has ended; None for one that goes on."""
+        own, last = one.num_own(one.length), int(self._tokens[one.slot, one.length - 1])
+        is_drawn = own > 0 and not (one.given and one.given[-1][1] == one.length)
+        if is_drawn and last in one.stops:
+            return "eos" if last in self._model.shape.eos_ids else "stop"
+        if one.script is not None:
+            return one.script.end if one.scripted(own) is None else None
+        return "length" if own >= one.num_new or one.length >= self.max_length else None
+
+    def _finish(self, one: _Open, end: End) -> None:
+        """Hand out a response that has ended; keep its cache if it may go on after its turn."""
+        if one.request.hold and end in ("eos", "stop") and one.length + 1 < self.max_length:
             one.has_ended_turn = True
             self._finished.append(self._response(one, end))
         else:
@@ -413,13 +420,13 @@ class Engine:
     def _try_script(self, one: _Open) -> None:
         """Let a scripted response go on if its version is there."""
         found = one.scripted(one.num_own(one.length))
-        if found is None or found[0].version != self.version or one.has_ended_turn:
+        if found is None or found[0].version != self.version or one.has_ended_turn or one in self._resuming:
             return
         span, left = found
         is_new = left == span.size
         if is_new and span.rebuilt:
             one.begin_span(one.length, self.version, is_rebuilt=True)
-            self._resuming.append((one, 0))
+            self._resuming[one] = 0
             return
         if is_new:
             one.begin_span(one.length, self.version, is_rebuilt=False)
@@ -428,14 +435,11 @@ class Engine:
 
     # ------------------------------------------------------------ admission
 
-    def _admissible(self) -> bool:
-        if not self._waiting or self.num_free == 0:
-            return False
-        return any(self._wanted(one) in (None, self._next_version) for one in self._waiting)
-
-    @property
-    def _next_version(self) -> int:
-        return self.version if self._pending is None else self._pending[0]
+    def _paused(self) -> list[_Open]:
+        """Return responses that are no rows and can go on, at once or with the version that they ask for."""
+        has_room = self.num_free > 0
+        paused = [one for one in self._open.values() if not one.is_row and not one.has_ended_turn]
+        return [one for one in paused if one.slot >= 0 or has_room]
 
     def _admit(self) -> list[tuple[_Open, int]]:
         """Give slots to responses that wait, in order."""
@@ -466,27 +470,35 @@ class Engine:
             one.begin_span(one.length, self.version, is_rebuilt=begun is not None and len(begun.tokens) > 0)
             self._num_filtered += _is_filtered(one.request)
         self._is_arranged = False
-        return admitted
+        return self._unended(admitted)
+
+    def _unended(self, jobs: Sequence[tuple[_Open, int]]) -> list[tuple[_Open, int]]:
+        """Finish what has nothing to draw: what was begun and ended, records without further tokens."""
+        left = []
+        for one, start in jobs:
+            if (end := self._end_of(one)) is None:
+                left.append((one, start))
+            else:
+                self._finish(one, end)
+        return left
 
     def _take_resuming(self) -> list[tuple[_Open, int]]:
         """Return what is fed beside new prompts: extended responses, and those whose caches are made anew."""
-        resuming, self._resuming = self._resuming, []
         jobs = []
-        for one, start in resuming:
-            if one.slot < 0:  # it was aborted
-                continue
-            if (wanted := self._wanted(one)) not in (None, self.version):
-                self._resuming.append((one, start))
-                continue
-            if wanted is not None:
-                span, left = one.scripted(one.num_own(one.length)) or (Span(self.version, 0), 1)
-                is_rebuilt = left == span.size and span.rebuilt
+        for one, start in list(self._resuming.items()):
+            found = one.scripted(one.num_own(one.length)) if one.script is not None else None
+            if found is None:
+                is_stale = self._on_swap == "recompute" and one.stamp != self.version
+                is_rebuilt = start == 0 or is_stale
+            elif found[0].version == self.version:
+                is_rebuilt = found[0].rebuilt and found[1] == found[0].size
             else:
-                is_rebuilt = self._on_swap == "recompute" and one.stamp != self.version
+                continue
             if one.version != self.version or is_rebuilt:
                 one.begin_span(one.length, self.version, is_rebuilt)
+            del self._resuming[one]
             jobs.append((one, 0 if is_rebuilt else start))
-        return jobs
+        return self._unended(jobs)
 
     # ------------------------------------------------------------ prompts
 
@@ -663,6 +675,7 @@ class Engine:
         if one.is_row:
             with torch.inference_mode():
                 self._slots.whole[one.slot, ACTIVE] = 0
+        self._resuming.pop(one, None)
         self._num_filtered -= _is_filtered(one.request)
         self._at[one.slot] = None
         self._classes[one.slot] = FREE
