@@ -185,9 +185,14 @@ def test_prompts_of_aborted_groups_are_not_kept() -> None:
 
 def test_weights_of_another_network_are_refused() -> None:
     engine = Engine(tiny(), slots=8, max_length=64)
-    engine.load(1, {"norm": torch.ones(3)})
-    with pytest.raises(ConfigError, match="another network"):
-        engine.step()
+    for wrong in ({"norm": torch.ones(3)}, {**tiny(1).weights(), "norm": torch.ones(3)}):
+        with pytest.raises(ConfigError, match="another network"):
+            engine.load(1, wrong)
+    engine.step()
+    assert engine.version == 0
+    assert all(
+        torch.equal(weight, tiny().weights()[name]) for name, weight in engine._model.weights().items()
+    )
 
 
 # ---------------------------------------------------------------- open responses
@@ -264,6 +269,24 @@ def test_held_response_goes_on_after_the_answer_of_a_tool() -> None:
     if whole.end == "stop":
         engine.release(0, 0)
     assert engine.num_free == 8
+
+
+def test_extension_that_cannot_be_fed_is_refused() -> None:
+    engine, _, _ = held_turn()
+    for tokens, most, text in ([64], 5, "token 64"), ([3], 0, "max_new_tokens"), ([3] * 128, 5, "no room"):
+        with pytest.raises(ConfigError, match=text):
+            engine.extend(0, 0, tokens, most)
+    engine.extend(0, 0, [3], 5)
+    assert engine_results(engine)
+
+
+def test_generate_leaves_responses_to_other_requests() -> None:
+    engine = Engine(tiny(), slots=8, max_length=64)
+    engine.submit(Request(0, (5,), max_new_tokens=5, stop_ids=()))
+    assert [one.key for one in engine.generate([Request(1, (6,), max_new_tokens=20, stop_ids=())])] == [1]
+    assert [one.key for one in engine_results(engine)] == [0]
+    with pytest.raises(ConfigError, match="version 1"):
+        engine.generate([Request(2, (5,), scripts=(Piece((Span(1, 3),), "length"),))])
 
 
 def test_held_response_is_held_in_another_engine() -> None:
@@ -388,6 +411,11 @@ def test_prompts_of_any_length_fit_below_the_limit(length: int) -> None:
     assert len(found.tokens) == 161 - length
 
 
+def begun(size: int, sample: int = 0, token: int = 5) -> Response:
+    tokens, is_own = np.full(size, token, np.int32), np.ones(size, np.bool_)
+    return Response(0, sample, tokens, np.zeros(size, np.float32), is_own, (Span(0, size),))
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -400,6 +428,9 @@ def test_prompts_of_any_length_fit_below_the_limit(length: int) -> None:
         ({"num_samples": 0}, "num_samples"),
         ({"stop_ids": tuple(range(9))}, "stop_ids"),
         ({"time_limit_s": 0.0}, "time_limit_s"),
+        ({"begun": (begun(64),)}, "max_length of 65"),
+        ({"begun": (begun(3, sample=1),)}, "sample 1 is not"),
+        ({"begun": (begun(3, token=64),)}, "token 64"),
     ],
 )
 def test_requests_that_cannot_be_answered_are_refused(change: dict[str, object], text: str) -> None:

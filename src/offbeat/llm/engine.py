@@ -31,7 +31,7 @@ from offbeat.llm.layout import (
     moves,
 )
 from offbeat.llm.model import Decoder
-from offbeat.llm.requests import Request, Response
+from offbeat.llm.requests import Request, Response, check_tokens
 from offbeat.llm.sampling import uniforms
 from offbeat.llm.step import (
     ACTIVE,
@@ -271,6 +271,9 @@ class Engine:
     def extend(self, key: int, sample: int, tokens: Sequence[int], max_new_tokens: int) -> None:
         """Give a held response more tokens, such as a tool's answer, and let it go on for so many."""
         one = self._held(key, sample)
+        check_tokens("the extension", tokens, self._model.shape.vocab_size)
+        if max_new_tokens < 1:
+            raise ConfigError("max_new_tokens must be at least 1")
         begin, end = one.length, one.length + len(tokens)
         if end >= self.max_length:
             raise ConfigError(
@@ -307,7 +310,8 @@ class Engine:
     # ------------------------------------------------------------ weights
 
     def load(self, version: int, weights: Mapping[str, Tensor]) -> None:
-        """Use these weights from the next step on, before anything is admitted there."""
+        """Use these weights from the next step on; ConfigError for those of another network."""
+        self._model.check_weights(weights)
         self._pending = (version, weights)
 
     def _swap(self) -> None:
@@ -353,15 +357,29 @@ class Engine:
         return finished
 
     def generate(self, requests: Iterable[Request]) -> list[Response]:
-        """Answer these requests; return the responses in their order, samples in order."""
-        order = []
+        """Answer these requests; return the responses in their order, samples in order.
+
+        Responses to other requests that end meanwhile are returned by the next `step`.
+        """
+        found: dict[tuple[int, int], Response | None] = {}
         for request in requests:
             self.submit(request)
-            order += [(request.key, sample) for sample in range(request.num_samples)]
-        found: dict[tuple[int, int], Response] = {}
-        while self.is_busy:
-            found |= {(one.key, one.sample): one for one in self.step()}
-        return [found[name] for name in order]
+            found |= {(request.key, sample): None for sample in range(request.num_samples)}
+        others, num_left = list[Response](), len(found)
+        while num_left:
+            if not self.is_busy:
+                raise ConfigError(
+                    f"{num_left} responses wait for weights of version {self.needs} or for slots that held "
+                    "responses have: use submit and step, and load, extend or release meanwhile"
+                )
+            for one in self.step():
+                if (one.key, one.sample) in found:
+                    found[one.key, one.sample] = one
+                    num_left -= 1
+                else:
+                    others.append(one)
+        self._finished += others
+        return [one for one in found.values() if one is not None]
 
     def _take(self, result: Tensor, slots: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         """Read one step's tokens, and see which responses have ended."""

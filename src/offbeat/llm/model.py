@@ -143,21 +143,26 @@ class Decoder(nn.Module):
                     weight.copy_(drawn)
         return self
 
-    def set_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy weights into place, which must have all names and shapes of this network."""
+    def check_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Raise ConfigError unless these have all names and shapes of this network's weights."""
         own = dict(self.named_parameters())
         if own.keys() != weights.keys():
             wrong = sorted(own.keys() ^ weights.keys())
             raise ConfigError(
                 f"these weights are of another network: {', '.join(wrong[:4])} on one side only"
             )
+        for name, weight in own.items():
+            if weight.shape != weights[name].shape:
+                raise ConfigError(
+                    f"these weights are of another network: {name} is {tuple(weights[name].shape)}, "
+                    f"{tuple(weight.shape)} is expected"
+                )
+
+    def set_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy weights into place; all or none (see `check_weights`)."""
+        self.check_weights(weights)
         with torch.no_grad():
-            for name, weight in own.items():
-                if weight.shape != weights[name].shape:
-                    raise ConfigError(
-                        f"these weights are of another network: {name} is {tuple(weights[name].shape)}, "
-                        f"{tuple(weight.shape)} is expected"
-                    )
+            for name, weight in self.named_parameters():
                 weight.copy_(weights[name])
 
     def weights(self) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from offbeat.errors import ConfigError
 from offbeat.llm.files import read_shape, split
 from offbeat.llm.model import Decoder
-from offbeat.llm.requests import Request, Response
+from offbeat.llm.requests import Request, Response, check_tokens
 from offbeat.llm.sampling import draw, uniforms
 from offbeat.llm.shape import Shape, config_of, shape_of, tensor_sizes
 from offbeat.llm.step import MOST_STOPS
@@ -157,6 +157,9 @@ class TransformersBackend:
     def extend(self, key: int, sample: int, tokens: Sequence[int], max_new_tokens: int) -> None:
         """Give a held response more tokens, such as a tool's answer, and let it go on for so many."""
         job = self._held(key, sample)
+        check_tokens("the extension", tokens, self._vocab_size)
+        if max_new_tokens < 1:
+            raise ConfigError("max_new_tokens must be at least 1")
         if len(job.sequence) + len(tokens) >= self.max_length:
             raise ConfigError(
                 f"response {sample} of request {key} has {len(job.sequence)} tokens with its prompt; with "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -79,12 +80,7 @@ class Request:
                 f"the prompt has {len(self.prompt)} tokens, and a sequence at most {max_length} with the "
                 "response: shorten it, or give the engine a larger max_length"
             )
-        wrong = [token for token in self.prompt if not 0 <= token < vocab_size]
-        if wrong:
-            raise ConfigError(
-                f"the prompt has token {wrong[0]}, and the model tokens 0 to {vocab_size - 1}: "
-                "use the tokenizer that belongs to the model"
-            )
+        check_tokens("the prompt", self.prompt, vocab_size)
         if self.num_samples < 1 or self.max_new_tokens < 1:
             raise ConfigError("num_samples and max_new_tokens must be at least 1")
         if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
@@ -99,3 +95,22 @@ class Request:
             raise ConfigError(f"there are {len(self.scripts)} scripts for {self.num_samples} samples")
         if not self.time_limit_s > 0.0:
             raise ConfigError(f"time_limit_s is {self.time_limit_s}: it must be above 0")
+        for one in self.begun:
+            name, size = f"begun sample {one.sample}", len(self.prompt) + len(one.tokens)
+            if not 0 <= one.sample < self.num_samples:
+                raise ConfigError(f"{name} is not among num_samples={self.num_samples}")
+            if size > max_length:
+                raise ConfigError(
+                    f"{name} has {size} tokens with its prompt: give the engine a max_length of {size} or more"
+                )
+            check_tokens(name, one.tokens.tolist(), vocab_size)
+
+
+def check_tokens(name: str, tokens: Sequence[int], vocab_size: int) -> None:
+    """Raise ConfigError if one of them is no token of the model."""
+    wrong = [token for token in tokens if not 0 <= token < vocab_size]
+    if wrong:
+        raise ConfigError(
+            f"{name} has token {wrong[0]}, and the model tokens 0 to {vocab_size - 1}: "
+            "use the tokenizer that belongs to the model"
+        )
