@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -516,6 +518,20 @@ def test_decoding_compiles_without_a_break() -> None:
                 expected = decode(model, slots, rotation, groups, is_filtered=is_filtered)
                 found = compiled(model, slots, rotation, groups, is_filtered=is_filtered)
                 assert torch.equal(found, expected)
+
+
+def test_compiled_engine_takes_any_number_of_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        shapes.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    asked = [Request(key, (5,), max_new_tokens=6 * key, stop_ids=(), seed=key) for key in range(1, 41)]
+    found = Engine(tiny(), slots=40, max_length=256, bucket=32, compile=True).generate(asked)
+    assert len(shapes) > 8, "as many as torch compiles by itself"
+    assert bits(found) == bits(Engine(tiny(), slots=40, max_length=256, bucket=32).generate(asked))
 
 
 def test_decoding_runs_on_the_meta_device() -> None:

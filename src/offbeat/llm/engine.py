@@ -53,6 +53,7 @@ _CHUNK = 256
 _MOST_AT_ONCE = 4096
 """Tokens of several prompts that are fed together."""
 _DEFAULT_LENGTH = 2048
+_MOST_SHAPES = 1 << 16
 
 
 class _Prefix(NamedTuple):
@@ -169,7 +170,7 @@ class Engine:
             self._rotation = self._model.rotation(torch.arange(self._length, device=device))
         self._decode: Callable[..., Tensor] = decode
         if compile:
-            self._decode = torch.compile(decode, fullgraph=True, dynamic=False)
+            self._decode = _compiled()
         self._is_compiled = compile
         self.num_reads = 0
         self.num_steps = 0
@@ -717,6 +718,18 @@ class Engine:
         if size := one.num_own(length) - sum(span.size for span in spans):
             spans.append(Span(one.version, size, one.is_rebuilt))
         return Response(one.request.key, one.sample, tokens, log_probs, is_own, tuple(spans), end)
+
+
+def _compiled() -> Callable[..., Tensor]:
+    """Return `decode` compiled, once for each set of groups; torch stops after eight unless it is told."""
+    compiled = torch.compile(decode, fullgraph=True, dynamic=False)
+    limits = {"recompile_limit": _MOST_SHAPES, "accumulated_recompile_limit": _MOST_SHAPES}
+
+    def run(*arguments: Any, is_filtered: bool) -> Tensor:
+        with torch._dynamo.config.patch(limits):
+            return compiled(*arguments, is_filtered=is_filtered)
+
+    return run
 
 
 def _continue(one: _Open, begun: Response) -> None:

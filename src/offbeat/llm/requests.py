@@ -101,7 +101,7 @@ class Request:
                 raise ConfigError(f"{name} is not among num_samples={self.num_samples}")
             if size > max_length:
                 raise ConfigError(
-                    f"{name} has {size} tokens with its prompt: give the engine a max_length of {size} or more"
+                    f"{name} has {size} tokens with its prompt: give the engine a max_length of {size}"
                 )
             check_tokens(name, one.tokens.tolist(), vocab_size)
 
