@@ -39,7 +39,7 @@ def test_scores_are_those_of_whole_sequences(is_real: bool) -> None:
         assert np.abs(scores.sums - expected).max() <= 1e-4
         assert scores.counts.tolist() == [len(label) for label in own]
         means = np.array(expected) / scores.counts
-        assert np.abs(scores.means - means).max() <= 1e-5 if is_real else 1e-4
+        assert np.abs(scores.means - means).max() <= (1e-5 if is_real else 1e-4)
 
 
 def test_scores_do_not_depend_on_the_other_prompts() -> None:

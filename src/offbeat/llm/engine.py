@@ -10,7 +10,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -31,6 +30,7 @@ from offbeat.llm.layout import (
     moves,
 )
 from offbeat.llm.model import Decoder
+from offbeat.llm.open_response import Open
 from offbeat.llm.requests import Request, Response, check_tokens
 from offbeat.llm.sampling import uniforms
 from offbeat.llm.step import (
@@ -46,7 +46,7 @@ from offbeat.llm.step import (
     emit,
     extend,
 )
-from offbeat.types import End, Piece, Span
+from offbeat.types import End, Span
 
 _CHUNK = 256
 """Prompts are fed in pieces of so many tokens from their start: so bits depend on the prompt alone."""
@@ -63,52 +63,6 @@ class _Prefix(NamedTuple):
     request: Request
     cache: list[Tensor]
     hidden: Tensor
-
-
-@dataclass(slots=True, eq=False)
-class _Open:
-    """A response under way. ``length`` tokens of its sequence are known while it is not a row."""
-
-    request: Request
-    sample: int
-    stops: tuple[int, ...]
-    deadline_s: float
-    script: Piece | None
-    slot: int = -1
-    is_row: bool = False
-    has_ended_turn: bool = False  # and waits for `Engine.extend`
-    length: int = 0
-    given: list[tuple[int, int]] = field(default_factory=list)  # positions that were not drawn
-    spans: list[Span] = field(default_factory=list)  # closed ones
-    version: int = -1  # of the span at hand
-    is_rebuilt: bool = False  # at its beginning
-    stamp: int | None = None  # version of the cache
-    num_new: int = 0  # own tokens it may have
-
-    @property
-    def name(self) -> tuple[int, int]:
-        return self.request.key, self.sample
-
-    def num_own(self, length: int) -> int:
-        """Number of its own tokens in a sequence of this length."""
-        return length - len(self.request.prompt) - sum(end - begin for begin, end in self.given)
-
-    def begin_span(self, length: int, version: int, is_rebuilt: bool) -> None:
-        """Let another version, or another cache, make the tokens from here on."""
-        size = self.num_own(length) - sum(span.size for span in self.spans)
-        if size:
-            self.spans.append(Span(self.version, size, self.is_rebuilt))
-        self.version, self.is_rebuilt = version, is_rebuilt
-
-    def scripted(self, num_own: int) -> tuple[Span, int] | None:
-        """Return the recorded span that makes its next token, and the tokens until that one's end."""
-        assert self.script is not None
-        until = 0
-        for span in self.script.spans:
-            until += span.size
-            if num_own < until:
-                return span, until - num_own
-        return None
 
 
 class Engine:
@@ -176,14 +130,14 @@ class Engine:
         self.num_steps = 0
         self.num_prefilled = 0
         self._pending: tuple[int, Mapping[str, Tensor]] | None = None
-        self._waiting: deque[_Open] = deque()
-        self._resuming: dict[_Open, int] = {}  # with the first position to feed
-        self._open: dict[tuple[int, int], _Open] = {}
+        self._waiting: deque[Open] = deque()
+        self._resuming: dict[Open, int] = {}  # with the first position to feed
+        self._open: dict[tuple[int, int], Open] = {}
         self._prefix: _Prefix | None = None
         self._finished: list[Response] = []
         self._next_deadline_s = math.inf
         # By slot, as on the device.
-        self._at: list[_Open | None] = [None] * self._size
+        self._at: list[Open | None] = [None] * self._size
         self._tokens = np.zeros((self._size, self._length), np.int32)
         self._log_probs = np.zeros((self._size, self._length), np.float32)
         self._position = np.zeros(self._size, np.int64)
@@ -257,10 +211,7 @@ class Engine:
         begun = {one.sample: one for one in request.begun}
         for sample in range(request.num_samples):
             script = request.scripts[sample] if request.scripts else None
-            one = _Open(request, sample, stops[:MOST_STOPS], deadline_s, script, length=len(request.prompt))
-            one.num_new = request.max_new_tokens
-            if sample in begun:
-                _continue(one, begun[sample])
+            one = Open(request, sample, stops[:MOST_STOPS], deadline_s, script, begun.get(sample))
             self._open[one.name] = one
             self._waiting.append(one)
 
@@ -293,7 +244,7 @@ class Engine:
         """Forget a held response."""
         self._free(self._held(key, sample))
 
-    def _held(self, key: int, sample: int) -> _Open:
+    def _held(self, key: int, sample: int) -> Open:
         one = self._open.get((key, sample))
         if one is None or not one.has_ended_turn:
             raise ConfigError(f"response {sample} of request {key} is not held: submit it with hold=True")
@@ -401,7 +352,7 @@ class Engine:
         if self._is_arranged and (position > self._class_ends[slots]).any():
             self._is_arranged = False
 
-    def _end_of(self, one: _Open) -> End | None:
+    def _end_of(self, one: Open) -> End | None:
         """Return why a response that is no row has ended; None for one that goes on."""
         own, last = one.num_own(one.length), int(self._tokens[one.slot, one.length - 1])
         is_drawn = own > 0 and not (one.given and one.given[-1][1] == one.length)
@@ -411,7 +362,7 @@ class Engine:
             return one.script.end if one.scripted(own) is None else None
         return "length" if own >= one.num_new or one.length >= self.max_length else None
 
-    def _finish(self, one: _Open, end: End) -> None:
+    def _finish(self, one: Open, end: End) -> None:
         """Hand out a response that has ended; keep its cache if it may go on after its turn."""
         if one.request.hold and end in ("eos", "stop") and one.length + 1 < self.max_length:
             one.has_ended_turn = True
@@ -419,24 +370,24 @@ class Engine:
         else:
             self._finished.append(self._close(one, end))
 
-    def _pause(self, one: _Open) -> None:
+    def _pause(self, one: Open) -> None:
         """Make a row a slot that is held."""
         one.length, one.is_row = self._known(one), False
         self._classes[one.slot] = HELD
         self._is_arranged = False
 
-    def _known(self, one: _Open) -> int:
+    def _known(self, one: Open) -> int:
         """Number of tokens of the sequence so far."""
         return int(self._position[one.slot]) + 1 if one.is_row else one.length
 
     # ------------------------------------------------------------ scripts
 
-    def _wanted(self, one: _Open) -> int | None:
+    def _wanted(self, one: Open) -> int | None:
         """Return the version that a script asks for next."""
-        found = one.scripted(one.num_own(one.length)) if one.script is not None else None
+        found = one.scripted(one.num_own(one.length))
         return None if found is None else found[0].version
 
-    def _try_script(self, one: _Open) -> None:
+    def _try_script(self, one: Open) -> None:
         """Let a scripted response go on if its version is there."""
         found = one.scripted(one.num_own(one.length))
         if found is None or found[0].version != self.version or one.has_ended_turn or one in self._resuming:
@@ -454,13 +405,13 @@ class Engine:
 
     # ------------------------------------------------------------ admission
 
-    def _paused(self) -> list[_Open]:
+    def _paused(self) -> list[Open]:
         """Return responses that are no rows and can go on, at once or with the version that they ask for."""
         has_room = self.num_free > 0
         paused = [one for one in self._open.values() if not one.is_row and not one.has_ended_turn]
         return [one for one in paused if one.slot >= 0 or has_room]
 
-    def _admit(self) -> list[tuple[_Open, int]]:
+    def _admit(self) -> list[tuple[Open, int]]:
         """Give slots to responses that wait, in order."""
         if self._prefix is not None and not self._is_next(self._prefix.request):
             self._prefix = None
@@ -468,7 +419,7 @@ class Engine:
         if not num_free:
             return []
         free = iter(np.flatnonzero(self._classes == FREE).tolist())
-        admitted, left = list[tuple[_Open, int]](), deque[_Open]()
+        admitted, left = list[tuple[Open, int]](), deque[Open]()
         while self._waiting and len(admitted) < num_free:
             one = self._waiting.popleft()
             if self._wanted(one) not in (None, self.version):
@@ -482,16 +433,15 @@ class Engine:
             self._classes[one.slot] = HELD
             prompt = one.request.prompt
             self._tokens[one.slot, : len(prompt)] = prompt
-            begun = next((other for other in one.request.begun if other.sample == one.sample), None)
-            if begun is not None:
-                self._tokens[one.slot, len(prompt) : one.length] = begun.tokens
-                self._log_probs[one.slot, len(prompt) : one.length] = begun.log_probs
-            one.begin_span(one.length, self.version, is_rebuilt=begun is not None and len(begun.tokens) > 0)
+            if one.begun is not None:
+                self._tokens[one.slot, len(prompt) : one.length] = one.begun.tokens
+                self._log_probs[one.slot, len(prompt) : one.length] = one.begun.log_probs
+            one.begin_span(one.length, self.version, is_rebuilt=not one.is_fresh)
             self._num_filtered += _is_filtered(one.request)
         self._is_arranged = False
         return self._unended(admitted)
 
-    def _unended(self, jobs: Sequence[tuple[_Open, int]]) -> list[tuple[_Open, int]]:
+    def _unended(self, jobs: Sequence[tuple[Open, int]]) -> list[tuple[Open, int]]:
         """Finish what has nothing to draw: what was begun and ended, records without further tokens."""
         left = []
         for one, start in jobs:
@@ -501,11 +451,11 @@ class Engine:
                 self._finish(one, end)
         return left
 
-    def _take_resuming(self) -> list[tuple[_Open, int]]:
+    def _take_resuming(self) -> list[tuple[Open, int]]:
         """Return what is fed beside new prompts: extended responses, and those whose caches are made anew."""
         jobs = []
         for one, start in list(self._resuming.items()):
-            found = one.scripted(one.num_own(one.length)) if one.script is not None else None
+            found = one.scripted(one.num_own(one.length))
             if found is None:
                 is_stale = self._on_swap == "recompute" and one.stamp != self.version
                 is_rebuilt = start == 0 or is_stale
@@ -521,17 +471,17 @@ class Engine:
 
     # ------------------------------------------------------------ prompts
 
-    def _feed(self, jobs: Sequence[tuple[_Open, int]]) -> None:
+    def _feed(self, jobs: Sequence[tuple[Open, int]]) -> None:
         """Feed what these responses have not fed from a position on, and draw the next token of each."""
         if not jobs:
             return
-        leaders: dict[Any, _Open] = {}
-        followers: dict[Any, list[_Open]] = {}
-        own: list[tuple[_Open, int]] = []
-        hidden: dict[_Open, Tensor] = {}
+        leaders: dict[Any, Open] = {}
+        followers: dict[Any, list[Open]] = {}
+        own: list[tuple[Open, int]] = []
+        hidden: dict[Open, Tensor] = {}
         for one, start in jobs:
             one.stamp = self.version if start == 0 else one.stamp
-            name: Any = one.request.key if _is_fresh(one) else one.name
+            name: Any = one.request.key if one.is_fresh else one.name
             if name in leaders:
                 followers.setdefault(name, []).append(one)
                 continue
@@ -549,27 +499,27 @@ class Engine:
             self._keep_prefix(leader, hidden[leader])
         self._emit([one for one, _ in jobs], hidden)
 
-    def _prefix_of(self, one: _Open) -> _Prefix | None:
+    def _prefix_of(self, one: Open) -> _Prefix | None:
         """Return the kept prompt if it is that of a response without tokens, under these weights."""
         kept = self._prefix
         if kept is None or kept.request is not one.request or kept.version != self.version:
             return None
-        return kept if _is_fresh(one) else None
+        return kept if one.is_fresh else None
 
-    def _keep_prefix(self, leader: _Open, hidden: Tensor) -> None:
+    def _keep_prefix(self, leader: Open, hidden: Tensor) -> None:
         """Keep a prompt if the next response to be admitted has the same one."""
-        if _is_fresh(leader) and self._is_next(leader.request) and self._prefix_of(leader) is None:
+        if leader.is_fresh and self._is_next(leader.request) and self._prefix_of(leader) is None:
             cache = self._slots.kept(leader.slot, leader.length)
             self._prefix = _Prefix(self.version, leader.request, cache, hidden.clone())
 
     def _is_next(self, request: Request) -> bool:
         return bool(self._waiting) and self._waiting[0].request is request
 
-    def _feed_all(self, jobs: Sequence[tuple[_Open, int]]) -> dict[_Open, Tensor]:
+    def _feed_all(self, jobs: Sequence[tuple[Open, int]]) -> dict[Open, Tensor]:
         """Feed sequences in chunks, those of one size together; return the last hidden state of each."""
-        hidden: dict[_Open, Tensor] = {}
+        hidden: dict[Open, Tensor] = {}
         pieces = [(one, at) for one, start in jobs for at in range(start, one.length, _CHUNK)]
-        by_shape: dict[tuple[int, int, int], list[tuple[_Open, int]]] = {}
+        by_shape: dict[tuple[int, int, int], list[tuple[Open, int]]] = {}
         for one, at in pieces:
             size = _padded(min(_CHUNK, one.length - at))
             length = min(self._length, ceil_to(at + size, self._bucket))
@@ -582,7 +532,7 @@ class Engine:
         return hidden
 
     def _feed_batch(
-        self, batch: Sequence[tuple[_Open, int]], size: int, length: int, hidden: dict[_Open, Tensor]
+        self, batch: Sequence[tuple[Open, int]], size: int, length: int, hidden: dict[Open, Tensor]
     ) -> None:
         device, tokens = self._slots.whole.device, np.zeros((len(batch), size), np.int64)
         for row, (one, at) in enumerate(batch):
@@ -596,7 +546,7 @@ class Engine:
             if at + _CHUNK >= one.length:
                 hidden[one] = found[row, one.length - 1 - at]
 
-    def _emit(self, ones: Sequence[_Open], hidden: Mapping[_Open, Tensor]) -> None:
+    def _emit(self, ones: Sequence[Open], hidden: Mapping[Open, Tensor]) -> None:
         """Draw the next token of responses whose sequences were fed."""
         for one in ones:
             self._position[one.slot] = one.length - 1
@@ -607,7 +557,7 @@ class Engine:
         result = emit(self._model, self._slots, at, stacked, is_filtered=self._num_filtered > 0)
         self._take(result, np.array([one.slot for one in ones]))
 
-    def _start_rows(self, ones: Sequence[_Open]) -> None:
+    def _start_rows(self, ones: Sequence[Open]) -> None:
         """Write the state of responses that are rows from now on; their next token is known."""
         whole = np.zeros((len(ones), STOPS + MOST_STOPS), np.int64)
         real = np.zeros((len(ones), self._slots.real.shape[1]))
@@ -615,7 +565,7 @@ class Engine:
         for row, one in enumerate(ones):
             request, own = one.request, one.num_own(one.length)
             left = one.num_new - own
-            if one.script is not None and (found := one.scripted(own)) is not None:
+            if (found := one.scripted(own)) is not None:
                 left = min(left, found[1])
             last = min(one.length - 1 + left, self.max_length - 1)
             token = self._tokens[one.slot, one.length - 1]
@@ -681,12 +631,12 @@ class Engine:
         left = [one.deadline_s for one in self._open.values() if one.deadline_s > now_s]
         self._next_deadline_s = min(left, default=math.inf)
 
-    def _close(self, one: _Open, end: End) -> Response:
+    def _close(self, one: Open, end: End) -> Response:
         response = self._response(one, end)
         self._free(one)
         return response
 
-    def _free(self, one: _Open) -> None:
+    def _free(self, one: Open) -> None:
         del self._open[one.name]
         if one.slot < 0:
             self._waiting.remove(one)
@@ -700,13 +650,12 @@ class Engine:
         self._classes[one.slot] = FREE
         one.slot, one.is_row, self._is_arranged = -1, False, False
 
-    def _response(self, one: _Open, end: End) -> Response:
+    def _response(self, one: Open, end: End) -> Response:
         begin = len(one.request.prompt)
         if one.slot < 0:
-            begun = next((other for other in one.request.begun if other.sample == one.sample), None)
+            length, begun = one.length, one.begun
             tokens = begun.tokens if begun is not None else np.empty(0, np.int32)
             log_probs = begun.log_probs if begun is not None else np.empty(0, np.float32)
-            length = begin + len(tokens)
         else:
             length = self._known(one)
             tokens = self._tokens[one.slot, begin:length].copy()
@@ -730,20 +679,6 @@ def _compiled() -> Callable[..., Tensor]:
             return compiled(*arguments, is_filtered=is_filtered)
 
     return run
-
-
-def _continue(one: _Open, begun: Response) -> None:
-    """Let a response go on after what was begun of it."""
-    one.length += len(begun.tokens)
-    one.spans = list(begun.spans)
-    begin = len(one.request.prompt)
-    edges = np.flatnonzero(np.diff(np.concatenate(([True], begun.is_own, [True])).astype(np.int8)))
-    one.given = [(begin + int(a), begin + int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
-
-
-def _is_fresh(one: _Open) -> bool:
-    """Return True if nothing but the prompt is known."""
-    return one.length == len(one.request.prompt)
 
 
 def _is_filtered(request: Request) -> bool:
