@@ -239,14 +239,15 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Take a request; its responses are admitted in order, as slots come free."""
         request.check(self._model.shape.vocab_size, self.max_length, MOST_STOPS)
-        names = [(request.key, sample) for sample in range(request.num_samples)]
+        samples = request.samples or range(request.num_samples)
+        names = [(request.key, sample) for sample in samples]
         if any(name in self._open for name in names):
             raise ConfigError(f"request {request.key} is under way: give another one another key")
         stops = self._model.shape.eos_ids if request.stop_ids is None else request.stop_ids
         deadline_s = self._clock() + request.time_limit_s
         self._next_deadline_s = min(self._next_deadline_s, deadline_s)
         begun = {one.sample: one for one in request.begun}
-        for sample in range(request.num_samples):
+        for sample in samples:
             script = request.scripts[sample] if request.scripts else None
             one = _Open(request, sample, stops[:MOST_STOPS], deadline_s, script, length=len(request.prompt))
             one.num_new = request.max_new_tokens
@@ -349,7 +350,7 @@ class Engine:
         order = []
         for request in requests:
             self.submit(request)
-            order += [(request.key, sample) for sample in range(request.num_samples)]
+            order += [(request.key, one) for one in request.samples or range(request.num_samples)]
         found: dict[tuple[int, int], Response] = {}
         while self.is_busy:
             found |= {(one.key, one.sample): one for one in self.step()}

@@ -50,8 +50,8 @@ class Request:
     ``temperature`` 0 takes the most likely token; ``top_k`` 0 and ``top_p`` 1 draw among all. It ends at one
     of ``stop_ids`` (None: where the model says so), after ``max_new_tokens``, at the engine's limit, or
     ``time_limit_s`` after it was submitted. ``hold``: a response that ended at a stop token keeps its cache
-    until it is extended (`Engine.extend`) or released. ``begun`` are responses to go on with, ``scripts``
-    the records to repeat, one for each sample.
+    until it is extended (`Engine.extend`) or released. ``samples`` are the numbers of those to make, empty
+    for all. ``begun`` are responses to go on with, ``scripts`` the records to repeat, one for each sample.
 
     Example: ``Request(key=3, prompt=(1, 306), num_samples=8, max_new_tokens=64, seed=7)``.
     """
@@ -67,6 +67,7 @@ class Request:
     seed: int = 0
     time_limit_s: float = math.inf
     hold: bool = False
+    samples: tuple[int, ...] = ()
     begun: tuple[Response, ...] = ()
     scripts: tuple[Piece, ...] = field(default=())
 
