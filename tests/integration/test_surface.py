@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import offbeat
+import offbeat.llm
 from offbeat.cli.main import VERBS
 from offbeat.config.models import AsyncTrainingConfig, RunConfig
 from offbeat.observe.events import read_events, read_rounds
@@ -151,6 +152,8 @@ def test_commands() -> None:
         "play",
         "replay",
         "check",
+        "generate",
+        "convert",
         "list",
         "digest",
         "doctor",
@@ -172,3 +175,13 @@ def test_public_names() -> None:
     assert sorted(offbeat.__all__) == [*classes, "__version__", *functions]
     for name in offbeat.__all__:
         assert getattr(offbeat, name) is not None
+
+
+def test_public_names_of_language_models() -> None:
+    classes = ["Backend", "CharTokenizer", "Decoder", "Engine", "HubTokenizer", "Packing", "Request"]
+    classes += ["Response", "RopeScaling", "Scorer", "Scores", "Shape", "Stream", "Tokenizer"]
+    classes.append("TransformersBackend")
+    functions = ["check_fits", "config_of", "load_tokenizer", "read_folder", "shape_of", "write_folder"]
+    assert offbeat.llm.__all__ == [*classes, *functions]
+    for name in offbeat.llm.__all__:
+        assert getattr(offbeat.llm, name) is not None

@@ -586,16 +586,25 @@ def loaded_after(code: str, names: str) -> set[str]:
 
 
 def test_import_and_help_stay_light() -> None:
-    heavy = "torch numpy gymnasium pydantic ruamel.yaml rich.console"
-    assert loaded_after("import offbeat", heavy + " typer") == set()
+    heavy = "torch numpy gymnasium pydantic ruamel.yaml rich.console transformers tokenizers gguf"
+    assert loaded_after("import offbeat, offbeat.llm", heavy + " typer") == set()
     assert loaded_after("from offbeat.cli.main import main; main(['--help'])", heavy) == set()
 
 
 @pytest.mark.parametrize(
-    "arguments", [["list"], ["check", "cartpole-ppo"], ["digest", "nowhere"], ["status", "nowhere"]]
+    "arguments",
+    [
+        ["list"],
+        ["check", "cartpole-ppo"],
+        ["digest", "nowhere"],
+        ["status", "nowhere"],
+        ["generate", "--help"],
+        ["generate"],
+    ],
 )
 def test_looking_at_things_needs_no_torch(arguments: list[str]) -> None:
-    assert loaded_after(f"from offbeat.cli.main import main; main({arguments!r})", "torch") == set()
+    heavy = "torch transformers tokenizers"
+    assert loaded_after(f"from offbeat.cli.main import main; main({arguments!r})", heavy) == set()
 
 
 def test_public_names_are_fixed() -> None:

@@ -68,6 +68,14 @@ def test_other_architectures_have_the_same_bits_in_any_company(shape: Shape) -> 
     assert together == alone
 
 
+def test_limits_of_one_request_do_not_change_what_others_draw() -> None:
+    model, asked = tiny(), requests(8, most=40)
+    alone = bits(Engine(model, slots=16, max_length=256).generate(asked))
+    limited = [replace(asked[0], key=100, top_k=5), replace(asked[1], key=101, top_p=0.7)]
+    together = bits(Engine(model, slots=16, max_length=256).generate([*limited, *asked]))
+    assert {name: one for name, one in together.items() if name[0] < 100} == alone
+
+
 def test_engine_and_learner_agree() -> None:
     model, asked = stories(), requests(5, 512, seed=3)
     for one in Engine(model, slots=16, max_length=300).generate(asked):

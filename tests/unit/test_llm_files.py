@@ -256,7 +256,7 @@ def test_missing_files_have_a_sentence(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no config.json; give a folder of Hugging Face's layout"):
         read_folder(folder)
     (folder / "model.gguf").touch()
-    with pytest.raises(ConfigError, match=r"convert model.gguf with offbeat.llm.gguf.convert"):
+    with pytest.raises(ConfigError, match=r"convert model.gguf to one: offbeat convert"):
         read_folder(folder)
 
 

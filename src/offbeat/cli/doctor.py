@@ -34,6 +34,8 @@ _EXTRAS = {
     "numba": "numba",
     "marl": "lbforaging",
     "video": "imageio-ffmpeg",
+    "llm": "tokenizers",
+    "gguf": "gguf",
 }
 _TORCH_PROBE = "import torch; print(torch.__version__, torch.get_num_threads(), torch.cuda.is_available())"
 _PROBE_TIMEOUT_S = 120

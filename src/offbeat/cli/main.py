@@ -19,6 +19,8 @@ VERBS: Mapping[str, str] = {
     "play": "offbeat.cli.play:play",
     "replay": "offbeat.cli.replay:replay",
     "check": "offbeat.cli.check:check",
+    "generate": "offbeat.cli.generate:generate",
+    "convert": "offbeat.cli.convert:convert",
     "list": "offbeat.cli.listing:list_all",
     "digest": "offbeat.cli.digest:digest",
     "doctor": "offbeat.cli.doctor:doctor",

@@ -27,9 +27,13 @@ _MISTAKES = (ConfigError, EnvError, RunNotFound)
 
 @dataclass(slots=True)
 class Report:
-    """Output of a verb for programs: the values of its JSON object, and its exit code."""
+    """Output of a verb for programs: the values of its JSON object, and its exit code.
+
+    A verb with many results has one object for each of ``records``, before that of an error if there is one.
+    """
 
     values: dict[str, object] = field(default_factory=dict)
+    records: list[dict[str, object]] = field(default_factory=list)
     exit_code: int = 0
 
     def fail(self, error: OffbeatError) -> None:
@@ -41,10 +45,12 @@ class Report:
             names = ("where", "key", "given", "message")
             self.values["problems"] = [{name: getattr(one, name) for name in names} for one in problems]
 
-    def json_line(self) -> str:
-        """The JSON object on one line; numbers that JSON cannot hold become null."""
-        values = {"ok": self.exit_code == 0, **self.values}
-        return json.dumps(_jsonable(values), allow_nan=False)
+    def json_lines(self) -> list[str]:
+        """The JSON objects, each on one line; numbers that JSON cannot hold become null."""
+        found = [{"ok": True, **record} for record in self.records]
+        if not found or self.exit_code:
+            found.append({"ok": self.exit_code == 0, **self.values})
+        return [json.dumps(_jsonable(values), allow_nan=False) for values in found]
 
 
 @contextlib.contextmanager
@@ -62,7 +68,7 @@ def reporting(as_json: bool) -> Iterator[Report]:
             report.exit_code = EXIT_INTERRUPTED
             report.values["error"] = "interrupted"
     if as_json:
-        print(report.json_line(), flush=True)
+        print("\n".join(report.json_lines()), flush=True)
     if report.exit_code:
         raise typer.Exit(report.exit_code)
 

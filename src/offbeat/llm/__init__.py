@@ -1,4 +1,4 @@
-"""Language models: a decoder-only network, its files and its tokens.
+"""Language models: a decoder-only network, engines that generate with it, its files and its tokens.
 
 Names are imported when they are first used, so that ``import offbeat.llm`` needs neither torch nor an extra.
 """
@@ -9,17 +9,32 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from offbeat.llm.backend import Backend
+    from offbeat.llm.engine import Engine
     from offbeat.llm.files import read_folder, write_folder
+    from offbeat.llm.model import Decoder, Packing
+    from offbeat.llm.reference import TransformersBackend
+    from offbeat.llm.requests import Request, Response
+    from offbeat.llm.scoring import Scorer, Scores
     from offbeat.llm.shape import RopeScaling, Shape, config_of, shape_of
     from offbeat.llm.tokens import CharTokenizer, HubTokenizer, Stream, Tokenizer, check_fits, load_tokenizer
 
 __all__ = [
+    "Backend",
     "CharTokenizer",
+    "Decoder",
+    "Engine",
     "HubTokenizer",
+    "Packing",
+    "Request",
+    "Response",
     "RopeScaling",
+    "Scorer",
+    "Scores",
     "Shape",
     "Stream",
     "Tokenizer",
+    "TransformersBackend",
     "check_fits",
     "config_of",
     "load_tokenizer",
@@ -29,12 +44,21 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Backend": "offbeat.llm.backend",
     "CharTokenizer": "offbeat.llm.tokens",
+    "Decoder": "offbeat.llm.model",
+    "Engine": "offbeat.llm.engine",
     "HubTokenizer": "offbeat.llm.tokens",
+    "Packing": "offbeat.llm.model",
+    "Request": "offbeat.llm.requests",
+    "Response": "offbeat.llm.requests",
     "RopeScaling": "offbeat.llm.shape",
+    "Scorer": "offbeat.llm.scoring",
+    "Scores": "offbeat.llm.scoring",
     "Shape": "offbeat.llm.shape",
     "Stream": "offbeat.llm.tokens",
     "Tokenizer": "offbeat.llm.tokens",
+    "TransformersBackend": "offbeat.llm.reference",
     "check_fits": "offbeat.llm.tokens",
     "config_of": "offbeat.llm.shape",
     "load_tokenizer": "offbeat.llm.tokens",

@@ -77,7 +77,7 @@ def read_shape(folder: Path) -> Shape:
     if not (folder / "config.json").exists():
         hint = f"give a folder of Hugging Face's layout, with config.json and {WEIGHTS}"
         if files := sorted(path.name for path in folder.glob("*.gguf")):
-            hint = f"convert {files[0]} with offbeat.llm.gguf.convert"
+            hint = f"convert {files[0]} to one: offbeat convert {folder / files[0]} FOLDER"
         raise ConfigError(f"{folder} has no config.json; {hint}")
     config = _read_json(folder / "config.json", DESCRIPTION_BYTES)
     generation = folder / "generation_config.json"

@@ -46,15 +46,16 @@ def draw(
     is_greedy = temperature <= 0.0
     log_probs = (logits / torch.where(is_greedy, 1.0, temperature)[:, None]).log_softmax(-1)
     probs = log_probs.exp()
-    if top_k is None or top_p is None:
-        token = inverse(probs, uniform[:, None])[:, 0]
-    else:
+    token = inverse(probs, uniform[:, None])[:, 0]
+    if top_k is not None and top_p is not None:
         ordered, order = probs.sort(dim=-1, descending=True, stable=True)
         rank = torch.arange(ordered.shape[-1], device=ordered.device)
         before = ordered.cumsum(-1, dtype=torch.float64) - ordered
         kept = (rank < top_k[:, None]) & (before < top_p[:, None])
         place = inverse(torch.where(kept | (rank == 0), ordered, 0.0), uniform[:, None])
-        token = order.gather(-1, place)[:, 0]
+        # The order decides what a uniform draws: rows without limits draw as they do without such company.
+        is_limited = (top_k < probs.shape[-1]) | (top_p < 1.0)
+        token = torch.where(is_limited, order.gather(-1, place)[:, 0], token)
     token = torch.where(is_greedy, log_probs.argmax(-1), token)
     return token, log_probs.gather(-1, token[:, None])[:, 0]
 

@@ -70,7 +70,8 @@ class BegunWork:
         self._saves = False
 
     def _arrived(self, event: SegmentArrived, now_s: float) -> None:
-        self._forget(event.segment.ticket.number)
+        if self.trees:
+            self._forget(event.segment.ticket.number)
 
     def _forget(self, ticket: int) -> None:
         if self.trees.pop(ticket, None) is not None:

@@ -515,7 +515,7 @@ class Driver:
         for action in actions:
             match action:
                 case Issue(ticket, script):
-                    begun = self.begun.of(ticket.number)
+                    begun = self.begun.of(ticket.number) if self.begun.trees else None
                     self.emit(Issued(ticket, None if begun is None else begun.newest is None))
                     self._runtime.collect(ticket, begun, script)
                 case Cut(tickets):
