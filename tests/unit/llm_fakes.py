@@ -80,5 +80,6 @@ def repeated(
             version = engine.needs
             assert version is not None, "nothing goes on, and nothing waits for weights"
             engine.load(version, weights[version].weights())
+            assert engine.is_busy, "weights came, and nobody goes on"
         again += engine.step()
     return again

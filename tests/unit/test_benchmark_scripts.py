@@ -234,3 +234,42 @@ def test_the_kept_figures_of_the_dial_have_every_setting(monkeypatch):
     assert kept["summary"].keys() == kept["runs"].keys() == settings.keys()
     for name, runs in kept["runs"].items():
         assert [run["settings"] for run in runs] == [list(settings[name])] * kept["seeds"], name
+
+
+def test_a_model_with_padded_heads_computes_the_same(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    torch = pytest.importorskip("torch")
+    import llm_engine
+
+    from offbeat.llm.model import Decoder, Packing
+    from offbeat.llm.shape import Shape
+
+    shape = Shape("LlamaForCausalLM", 64, 48, 2, 6, 2, 8, 64, tied=True, max_positions=128)
+    model, folder = Decoder(shape).initialize(0), tmp_path / "padded"
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if not name.endswith("norm"):
+                weight.mul_(8.0)
+    folder.mkdir()
+    model.write(tmp_path / "plain")
+    llm_engine.pad_heads(tmp_path / "plain", folder)
+    padded = Decoder.read(folder)
+    assert padded.shape.head_size == 32
+    tokens = torch.randint(0, 64, (40,), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        own, other = (one.log_probs(tokens, Packing.of([40])) for one in (model, padded))
+    assert own.std() > 0.1
+    torch.testing.assert_close(own, other, rtol=0.0, atol=1e-4)
+
+
+def test_multiply_adds_of_a_token_are_weights_and_what_it_attends_to(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    pytest.importorskip("torch")
+    import llm_engine
+
+    from offbeat.llm.model import Decoder
+
+    model = Decoder(llm_engine.SMALL, device="meta")
+    matrices = sum(weight.numel() for weight in model.parameters() if weight.ndim == 2)
+    assert llm_engine.multiply_adds(llm_engine.SMALL, 0) == matrices
+    assert llm_engine.multiply_adds(llm_engine.SMALL, 10) - matrices == 4 * 2 * 96 * 10

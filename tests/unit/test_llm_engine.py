@@ -283,6 +283,13 @@ def test_prompt_at_the_limit_gets_one_token() -> None:
     assert found[1].end == "length"
 
 
+@pytest.mark.parametrize("length", range(120, 161, 5))
+def test_prompts_of_any_length_fit_below_the_limit(length: int) -> None:
+    engine = Engine(tiny(), slots=8, max_length=161, bucket=32)
+    (found,) = engine.generate([Request(0, (5,) * length, stop_ids=())])
+    assert len(found.tokens) == 161 - length
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [

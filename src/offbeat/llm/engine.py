@@ -169,7 +169,9 @@ class Engine:
         self._waiting: deque[_Open] = deque()
         self._resuming: list[tuple[_Open, int]] = []  # with the first position to feed
         self._open: dict[tuple[int, int], _Open] = {}
-        self._prefixes: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # (version, key) -> cache, hidden
+        self._prefixes: dict[
+            tuple[int, int], tuple[list[Tensor], Tensor]
+        ] = {}  # (version, key) -> cache, hidden
         self._finished: list[Response] = []
         self._next_deadline_s = math.inf
         # By slot, as on the device.
@@ -212,8 +214,8 @@ class Engine:
         """True while a step would do something."""
         if self._finished or self._num_rows or (self._classes >= 0).any() or self._admissible():
             return True
-        wanted = (self._wanted(one) for one in self._open.values() if one.slot >= 0)
-        return bool(self._resuming) and any(one in (None, self._next_version) for one in wanted)
+        paused = [one for one in self._open.values() if one.slot >= 0 and not one.has_ended_turn]
+        return any(self._wanted(one) in (None, self._next_version) for one in paused)
 
     @property
     def needs(self) -> int | None:
@@ -228,8 +230,8 @@ class Engine:
             "bucket": self._bucket,
             "chunk": _CHUNK,
             "on_swap": self._on_swap,
-            "device": str(self._slots.cache.device),
-            "dtype": str(self._slots.cache.dtype).removeprefix("torch."),
+            "device": str(self._slots.whole.device),
+            "dtype": str(self._model.norm.dtype).removeprefix("torch."),
             "compile": self._is_compiled,
             "torch": torch.__version__,
         }
@@ -517,7 +519,7 @@ class Engine:
         kept = self._prefixes.get((self.version, one.request.key))
         if kept is None:
             return False
-        self._slots.cache[:, :, one.slot, :, : one.length] = kept[0]
+        self._slots.put_back(one.slot, kept[0])
         return True
 
     def _keep_prefix(self, leader: _Open, hidden: Tensor) -> None:
@@ -529,7 +531,7 @@ class Engine:
         if not is_waited_for:
             self._prefixes.pop(key, None)
         elif key not in self._prefixes:
-            cache = self._slots.cache[:, :, leader.slot, :, : leader.length].clone()
+            cache = self._slots.kept(leader.slot, leader.length)
             self._prefixes[key] = (cache, hidden.clone())
 
     def _feed_all(self, jobs: Sequence[tuple[_Open, int]]) -> dict[_Open, Tensor]:
@@ -551,7 +553,7 @@ class Engine:
     def _feed_batch(
         self, batch: Sequence[tuple[_Open, int]], size: int, length: int, hidden: dict[_Open, Tensor]
     ) -> None:
-        device, tokens = self._slots.cache.device, np.zeros((len(batch), size), np.int64)
+        device, tokens = self._slots.whole.device, np.zeros((len(batch), size), np.int64)
         for row, (one, at) in enumerate(batch):
             own = self._tokens[one.slot, at : min(at + size, one.length)]
             tokens[row, : len(own)] = own
@@ -569,7 +571,7 @@ class Engine:
             self._position[one.slot] = one.length - 1
         self._start_rows(ones)
         padded = [*ones, *[ones[0]] * (-len(ones) % MULTIPLE)]
-        at = torch.tensor([one.slot for one in padded], device=self._slots.cache.device)
+        at = torch.tensor([one.slot for one in padded], device=self._slots.whole.device)
         stacked = torch.stack([hidden[one] for one in padded])
         result = emit(self._model, self._slots, at, stacked, is_filtered=self._num_filtered > 0)
         self._take(result, np.array([one.slot for one in ones]))
@@ -594,7 +596,7 @@ class Engine:
             one.is_row = True
             self._position[one.slot] = one.length - 1
             self._classes[one.slot] = ROW
-        at = torch.tensor([one.slot for one in ones], device=self._slots.cache.device)
+        at = torch.tensor([one.slot for one in ones], device=self._slots.whole.device)
         self._slots.whole[at] = torch.from_numpy(whole).to(at.device)
         self._slots.real[at] = torch.from_numpy(real).to(at.device)
         self._is_arranged = False

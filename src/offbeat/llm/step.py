@@ -11,7 +11,8 @@ equal bits in every bucket; fused attention on CPUs has other bits by slot.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -40,16 +41,21 @@ class Group(NamedTuple):
 class Slots:
     """Memory of all responses under way: a cache, and what the next step of each needs.
 
-    ``cache`` is ``[layers, 2, slots, kv heads, length, head]``. A row of ``whole`` holds the token to feed,
-    its position, 1 for a row that is active, the last position, top-k and stop tokens; one of ``real`` the
-    temperature, top-p and the uniform of each position.
+    ``cache`` has keys and values of each layer, ``[slots, kv heads, length, head]``. A row of ``whole`` holds
+    the token to feed, its position, 1 for a row that is active, the last position, top-k and stop tokens; one
+    of ``real`` the temperature, top-p and the uniform of each position.
     """
 
     def __init__(
         self, shape: Shape, num_slots: int, length: int, device: torch.device | str, dtype: torch.dtype
     ) -> None:
-        size = (shape.num_layers, 2, num_slots, shape.num_kv_heads, length, shape.head_size)
-        self.cache = torch.zeros(size, device=device, dtype=dtype)
+        size = (num_slots, shape.num_kv_heads, length, shape.head_size)
+
+        def zeros() -> Tensor:
+            return torch.zeros(size, device=device, dtype=dtype)
+
+        # A tensor each: a compiled step that writes to a part of a tensor copies all of it.
+        self.cache = [(zeros(), zeros()) for _ in range(shape.num_layers)]
         self.whole = torch.zeros(num_slots, STOPS + MOST_STOPS, device=device, dtype=torch.int64)
         self.real = torch.zeros(num_slots, UNIFORMS + length + 1, device=device, dtype=torch.float64)
 
@@ -61,14 +67,28 @@ class Slots:
 
     def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Move slots with ``length`` positions of their caches; sources and targets may overlap."""
-        old, new = (torch.tensor(one, device=self.cache.device) for one in (sources, targets))
-        self.cache[:, :, new, :, :length] = self.cache[:, :, old, :, :length]
+        old, new = (torch.tensor(one, device=self.whole.device) for one in (sources, targets))
+        for one in self._caches():
+            one[new, :, :length] = one[old, :, :length]
         self.whole[new], self.real[new] = self.whole[old], self.real[old]
 
     def share(self, source: int, targets: Sequence[int], length: int) -> None:
         """Copy ``length`` positions of one cache to others."""
-        others = torch.tensor(targets, device=self.cache.device)
-        self.cache[:, :, others, :, :length] = self.cache[:, :, source, None, :, :length]
+        others = torch.tensor(targets, device=self.whole.device)
+        for one in self._caches():
+            one[others, :, :length] = one[source, :, :length]
+
+    def kept(self, slot: int, length: int) -> list[Tensor]:
+        """Return a copy of ``length`` positions of one cache."""
+        return [one[slot, :, :length].clone() for one in self._caches()]
+
+    def put_back(self, slot: int, kept: Sequence[Tensor]) -> None:
+        """Write such a copy to a slot."""
+        for one, part in zip(self._caches(), kept, strict=True):
+            one[slot, :, : part.shape[1]] = part
+
+    def _caches(self) -> Iterator[Tensor]:
+        return chain.from_iterable(self.cache)
 
 
 def decode(
@@ -96,7 +116,7 @@ def decode(
     per_head, scale = model.shape.num_heads // heads, head**-0.5
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = slots.cache[layer, 0], slots.cache[layer, 1]
+        keys, values = slots.cache[layer]
         keys[rows, :, positions] = k
         values[rows, :, positions] = v
         seen = [
@@ -135,14 +155,15 @@ def extend(
         length: positions of the caches to look at; no position is behind it.
     """
     size, num_tokens = tokens.shape
-    positions = starts[:, None] + torch.arange(num_tokens, device=tokens.device)
+    last = slots.cache[0][0].shape[2] - 1  # nobody looks there: the last token of a sequence is never fed
+    positions = (starts[:, None] + torch.arange(num_tokens, device=tokens.device)).clamp_(max=last)
     heads, head = model.shape.num_kv_heads, model.shape.head_size
     per_head, scale = model.shape.num_heads // heads, head**-0.5
     # A query of several heads that share keys is as many rows of one product.
     behind = _behind(positions.repeat(1, per_head)[:, None, :, None], length)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = slots.cache[layer, 0], slots.cache[layer, 1]
+        keys, values = slots.cache[layer]
         keys[at[:, None], :, positions] = k.view(size, num_tokens, heads, head)
         values[at[:, None], :, positions] = v.view(size, num_tokens, heads, head)
         q = q.reshape(size, num_tokens, heads, per_head, head).permute(0, 2, 3, 1, 4)
