@@ -47,14 +47,15 @@ def main() -> int:
     made.add_argument("old", type=Path, help="checkout of the version before")
     made.add_argument("new", type=Path, help="checkout of the version after")
     made.add_argument("--pairs", type=int, default=10, help="how many (10)")
+    made.add_argument("--only", nargs="+", choices=PROGRAMS, default=list(PROGRAMS), help="these programs")
     options = made.parse_args()
     trees = (options.old.resolve(), options.new.resolve())
     figures, holds = {}, True
-    for program, words in PROGRAMS.items():
+    for program in options.only:
         pairs = []
         for pair in range(1 if options.quick else options.pairs):
             order = trees if pair % 2 == 0 else trees[::-1]
-            found = {tree: cpu_s(tree, program, words) for tree in order}
+            found = {tree: cpu_s(tree, program, PROGRAMS[program]) for tree in order}
             pairs.append([found[tree] for tree in trees])
             say(f"{program} pair {pair}: {pairs[-1][0]:.2f} and {pairs[-1][1]:.2f} CPU-s")
         ratios = [new / old for old, new in pairs]

@@ -361,7 +361,11 @@ def test_interrupt_of_the_command_shows_no_traceback() -> None:
         pytest.skip(f"needs {STORIES.name} in the shared data beside the checkout")
     command = [sys.executable, "-m", "offbeat", "generate", str(STORIES), "Once", "--max-new-tokens", "500"]
     with subprocess.Popen(
-        [*command, "--num-samples", "5000", "--slots", "8"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*command, "--num-samples", "5000", "--slots", "8"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # A shell's background jobs ignore the signal, and so do their children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as child:
         assert child.stdout is not None
         child.stdout.readline()
