@@ -52,7 +52,7 @@ def test_run_killed_in_the_middle_of_sentences_goes_on(degree: int, tmp_path: Pa
             assert run.poll() is None, "the run ended by itself"
             time.sleep(0.02)
         os.killpg(run.pid, signal.SIGKILL)
-    offbeat.resume(path)
+    offbeat.resume(path, overrides={"observe.console": "none"})  # a change that a replay does not notice
     lines = [line for line in read_schedule(path / "schedule.jsonl") if line["kind"] == "round"]
     trained = [ticket for line in lines for ticket in line["tickets"]]
     assert len(lines) == rounds
