@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -197,8 +198,12 @@ def replay_run(
     paths = [*earlier, settings_of(directory)]
     configs = [load(path) for path in paths]
     pipelines = [make_pipeline(config, directory, "", (), SystemClock()) for config in configs]
-    changes = [until_version(path) for path in earlier]
-    later = [(version, pipeline.spec()) for version, pipeline in zip(changes, pipelines[1:], strict=True)]
+    changes = zip(earlier, pairwise(configs), pipelines[1:], strict=True)
+    later = [
+        (until_version(path), pipeline.spec())
+        for path, (before, after), pipeline in changes
+        if before.model_copy(update={"observe": after.observe}) != after  # what is shown changes no weights
+    ]
     target = None
     if until is not None:
         target = Path(out) if out is not None else directory.with_name(f"{directory.name}-to-{until}")

@@ -43,7 +43,18 @@ PLAN: dict[str, Any] = {
     "eval.num_envs": 1,
     "eval.episodes": 1,
 }
+TEXT: dict[str, Any] = {
+    "algorithm.segments_per_round": 4,
+    "algorithm.group_size": 3,
+    "algorithm.model.width": 16,
+    "algorithm.model.num_layers": 1,
+    "algorithm.model.num_heads": 2,
+    "algorithm.model.num_kv_heads": 1,
+    "algorithm.model.ff_width": 16,
+    "algorithm.warmup.accuracy": None,
+}
 ALGORITHMS: dict[str, dict[str, Any]] = {
+    "grpo": TEXT,
     "ppo": PPO,
     "ppo_per": {**PPO, "algorithm.batch_size": 12, "algorithm.buffer_capacity": 64},
     "mappo": TEAM,
@@ -57,6 +68,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "unizero": {**PLAN, "algorithm.context_length": 2},
 }
 RECIPES: dict[str, dict[str, Any]] = {
+    # Several wide collectors in one thread take turns by time.
+    "arithmetic-grpo": {"runtime.num_workers": 1},
     # Any CPU can do float32.
     "connect4-muzero": {"algorithm.network.precision": "float32", "eval.env_kwargs": {"opponent": "random"}},
     "pendulum-sampled-muzero": {"algorithm.search.num_samples": 4},

@@ -73,6 +73,13 @@ def test_drawn_tokens_are_the_same_too() -> None:
     )
 
 
+def test_only_the_samples_asked_for_are_made() -> None:
+    model, asked = tiny(), Request(0, PROMPT, num_samples=5, max_new_tokens=8, samples=(1, 4), stop_ids=())
+    ours = answers(Engine(model, slots=8, max_length=64), [asked])
+    assert ours.keys() == {(0, 1), (0, 4)}
+    assert_alike(ours, answers(TransformersBackend(model, max_length=64), [asked]))
+
+
 def test_folder_of_a_trained_model_is_answered_alike() -> None:
     model, asked = stories(), [replace(one, temperature=0.0) for one in requests(3, 512)]
     assert_alike(

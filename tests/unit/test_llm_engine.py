@@ -430,6 +430,8 @@ def begun(size: int, sample: int = 0, token: int = 5) -> Response:
         ({"num_samples": 0}, "num_samples"),
         ({"stop_ids": tuple(range(9))}, "stop_ids"),
         ({"time_limit_s": 0.0}, "time_limit_s"),
+        ({"num_samples": 4, "samples": (4,)}, "0 to 3"),
+        ({"num_samples": 4, "samples": (1, 1)}, "different"),
         ({"begun": (begun(64),)}, "max_length of 65"),
         ({"begun": (begun(3, sample=1),)}, "sample 1 is not"),
         ({"begun": (begun(3, token=64),)}, "token 64"),

@@ -29,6 +29,7 @@ BUILTIN = {
     "unizero": "offbeat.algorithms.unizero:ALGORITHM",
     "mappo": "offbeat.algorithms.mappo:ALGORITHM",
     "hmasd": "offbeat.algorithms.hmasd:ALGORITHM",
+    "grpo": "offbeat.algorithms.grpo:ALGORITHM",
 }
 """Name to ``module:attribute`` of the algorithms that come with offbeat."""
 GROUP = "offbeat.algorithms"

@@ -37,7 +37,7 @@ def algorithm_conflicts(config: RunConfig) -> list[Conflict]:
 
 def _envs_per_worker(config: RunConfig) -> list[Conflict]:
     envs, workers = config.env.num_envs, config.runtime.num_workers
-    if envs % workers == 0:
+    if envs % workers == 0 or not config.algorithm.has_envs:
         return []
     below, above = envs // workers * workers, (envs // workers + 1) * workers
     fitting = f"{below} or {above}" if below else str(above)

@@ -71,6 +71,8 @@ class AlgorithmConfig(Section):
     """Segments are trained once, or kept in a replay that rounds sample from."""
     acts_anywhere: ClassVar[bool] = False
     """True when collectors' networks can compute on a GPU."""
+    has_envs: ClassVar[bool] = True
+    """False when ``env.id`` names a task without environments: ``env.num_envs`` says nothing then."""
 
     name: str = Field(
         description="Which algorithm trains: a built-in one or a plugin; `offbeat list` shows them."

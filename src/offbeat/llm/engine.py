@@ -209,7 +209,7 @@ class Engine:
         deadline_s = self._clock() + request.time_limit_s
         self._next_deadline_s = min(self._next_deadline_s, deadline_s)
         begun = {one.sample: one for one in request.begun}
-        for sample in range(request.num_samples):
+        for sample in request.wanted:
             script = request.scripts[sample] if request.scripts else None
             one = Open(request, sample, stops[:MOST_STOPS], deadline_s, script, begun.get(sample))
             self._open[one.name] = one
@@ -316,14 +316,9 @@ class Engine:
         found: dict[tuple[int, int], Response | None] = {}
         for request in requests:
             self.submit(request)
-            found |= {(request.key, sample): None for sample in range(request.num_samples)}
+            found |= {(request.key, sample): None for sample in request.wanted}
         others, num_left = list[Response](), len(found)
-        while num_left:
-            if not self.is_busy:
-                raise ConfigError(
-                    f"{num_left} responses wait for weights of version {self.needs} or for slots that held "
-                    "responses have: use submit and step, and load, extend or release meanwhile"
-                )
+        while num_left and self.is_busy:
             for one in self.step():
                 if (one.key, one.sample) in found:
                     found[one.key, one.sample] = one
@@ -331,6 +326,11 @@ class Engine:
                 else:
                     others.append(one)
         self._finished += others
+        if num_left:
+            raise ConfigError(
+                f"{num_left} responses wait for weights of version {self.needs}, or for slots that held "
+                "responses have: use submit and step, and load, extend or release meanwhile"
+            )
         return [one for one in found.values() if one is not None]
 
     def _take(self, result: Tensor, slots: np.ndarray[Any, np.dtype[np.int64]]) -> None:

@@ -142,7 +142,7 @@ class TransformersBackend:
         stops = self._eos_ids if request.stop_ids is None else request.stop_ids
         deadline_s = self._clock() + request.time_limit_s
         begun = {one.sample: one for one in request.begun}
-        for sample in range(request.num_samples):
+        for sample in request.wanted:
             job = _Job(request, sample, stops[:MOST_STOPS], deadline_s, request.max_new_tokens)
             if (one := begun.get(sample)) is not None:
                 job.tokens, job.log_probs = one.tokens.tolist(), one.log_probs.tolist()

@@ -51,8 +51,9 @@ class Request:
     ``temperature`` 0 takes the most likely token; ``top_k`` 0 and ``top_p`` 1 draw among all. It ends at one
     of ``stop_ids`` (None: where the model says so), after ``max_new_tokens``, at the engine's limit, or
     ``time_limit_s`` after it was submitted. ``hold``: a response that ended at a stop token keeps its cache
-    until it is extended (`Engine.extend`) or released. ``begun`` are responses to go on with, whose own
-    tokens count towards ``max_new_tokens``; ``scripts`` the records to repeat, one for each sample.
+    until it is extended (`Engine.extend`) or released. ``samples`` are the numbers of those to make, empty
+    for all. ``begun`` are responses to go on with, whose own tokens count towards ``max_new_tokens``;
+    ``scripts`` the records to repeat, one for each sample.
 
     Example: ``Request(key=3, prompt=(1, 306), num_samples=8, max_new_tokens=64, seed=7)``.
     """
@@ -68,8 +69,14 @@ class Request:
     seed: int = 0
     time_limit_s: float = math.inf
     hold: bool = False
+    samples: tuple[int, ...] = ()
     begun: tuple[Response, ...] = ()
     scripts: tuple[Piece, ...] = field(default=())
+
+    @property
+    def wanted(self) -> Sequence[int]:
+        """Numbers of the samples to make."""
+        return self.samples or range(self.num_samples)
 
     def check(self, vocab_size: int, max_length: int, most_stops: int) -> None:
         """Raise ConfigError if an engine with these limits cannot take it."""
@@ -95,6 +102,10 @@ class Request:
             raise ConfigError(f"there are {len(self.scripts)} scripts for {self.num_samples} samples")
         if not self.time_limit_s > 0.0:
             raise ConfigError(f"time_limit_s is {self.time_limit_s}: it must be above 0")
+        if len({*self.samples} & {*range(self.num_samples)}) < len(self.samples):
+            raise ConfigError(
+                f"samples is {self.samples}: they must be different, and 0 to {self.num_samples - 1}"
+            )
         for one in self.begun:
             name, size = f"begun sample {one.sample}", len(self.prompt) + len(one.tokens)
             if not 0 <= one.sample < self.num_samples:

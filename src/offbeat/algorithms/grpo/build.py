@@ -1,0 +1,92 @@
+"""From a run's configuration to GRPO's roles. No torch until a role is made."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from offbeat.algorithms.base import Policy, Roles, Weights
+from offbeat.algorithms.grpo.config import DecoderConfig, grpo_config
+from offbeat.config.models import RunConfig
+from offbeat.errors import ConfigError
+from offbeat.llm.shape import Shape
+from offbeat.llm.tasks import Task, make_task
+from offbeat.roles import Collector, Evaluator, Learner, PerWorker, Ranks, WorkerContext
+
+
+def task_of(config: RunConfig) -> Task:
+    """Make the run's task."""
+    return make_task(config.env.id, config.env.kwargs)
+
+
+def shape_of(model: DecoderConfig, task: Task) -> Shape:
+    """Return the shape of a run's network."""
+    if model.folder is not None:
+        from pathlib import Path
+
+        from offbeat.llm.files import read_shape
+        from offbeat.llm.tokens import check_fits
+
+        shape = read_shape(Path(model.folder))
+        check_fits(task.tokenizer, shape)
+        return shape
+    if model.width % model.num_heads or model.num_heads % model.num_kv_heads:
+        raise ConfigError("algorithm.model: num_kv_heads must divide num_heads, and num_heads width")
+    return Shape(
+        "LlamaForCausalLM",
+        vocab_size=task.tokenizer.vocab_size,
+        width=model.width,
+        num_layers=model.num_layers,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_size=model.width // model.num_heads,
+        ff_width=model.ff_width,
+        tied=True,
+        eos_ids=task.tokenizer.eos_ids,
+    )
+
+
+def check(config: RunConfig) -> None:
+    """Make the task and fit the network to it, so that a mistake is found before anything runs."""
+    shape_of(grpo_config(config).model, task_of(config))
+
+
+def _make_learner(config: RunConfig, ranks: Ranks) -> Learner:
+    from offbeat.algorithms.grpo.learner import GRPOLearner
+
+    own, task = grpo_config(config), task_of(config)
+    return GRPOLearner(own, task, shape_of(own.model, task), seed=config.run.seed)
+
+
+def _make_collector(config: RunConfig, context: WorkerContext) -> Collector:
+    from offbeat.algorithms.grpo.collector import GroupCollector
+
+    own, task = grpo_config(config), task_of(config)
+    return GroupCollector(own, task, shape_of(own.model, task), slots=own.slots(config))
+
+
+def _make_evaluator(config: RunConfig, context: WorkerContext) -> Evaluator:
+    from offbeat.algorithms.grpo.evaluator import AccuracyEvaluator
+
+    own, task = grpo_config(config), task_of(config)
+    return AccuracyEvaluator(task, shape_of(own.model, task))
+
+
+def _make_policy(config: RunConfig, weights: Weights) -> Policy:
+    from offbeat.algorithms.grpo.policy import TextPolicy
+
+    own, task = grpo_config(config), task_of(config)
+    return TextPolicy(task, shape_of(own.model, task), weights, seed=config.run.seed)
+
+
+def build(config: RunConfig) -> Roles:
+    """Return the roles of a GRPO run."""
+    collect: PerWorker[Any] = PerWorker(partial(_make_collector, config))
+    return Roles(
+        collect=collect,
+        learner=partial(_make_learner, config),
+        evaluate=PerWorker(partial(_make_evaluator, config)),
+        policy=partial(_make_policy, config),
+        mode="stream",
+        segments_per_round=config.segments_per_round,
+    )
