@@ -443,6 +443,13 @@ def test_requests_that_cannot_be_answered_are_refused(change: dict[str, object],
         engine.submit(replace(Request(0, (5,)), **change))
 
 
+def test_model_with_too_many_ends_needs_stop_ids() -> None:
+    engine = Engine(tiny(0, replace(TINY, eos_ids=tuple(range(9)))), slots=8, max_length=64)
+    with pytest.raises(ConfigError, match="them with stop_ids"):
+        engine.submit(Request(0, (5,)))
+    assert engine.generate([Request(1, (5,), max_new_tokens=3, stop_ids=())])[0].end == "length"
+
+
 def test_a_key_that_is_under_way_is_refused() -> None:
     engine = Engine(tiny(), slots=8, max_length=64)
     engine.submit(Request(0, (5,)))

@@ -51,6 +51,14 @@ def test_scores_do_not_depend_on_the_other_prompts() -> None:
         assert alone.sums.tobytes() == scores.sums.tobytes()
 
 
+def test_logits_in_parts_are_those_of_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, labels = drawn(64, 5, seed=2)
+    whole = Scorer(tiny()).score(prompts, labels)
+    monkeypatch.setattr("offbeat.llm.scoring._MOST_LOGITS", 16)
+    parts = Scorer(tiny()).score(prompts, labels)
+    assert [one.sums.tobytes() for one in parts] == [one.sums.tobytes() for one in whole]
+
+
 def test_scores_are_kept_by_version_and_prompt() -> None:
     old, new = tiny(0), tiny(1)
     scorer = Scorer(old, max_cached=2)

@@ -206,12 +206,17 @@ class Engine:
         if any(key == request.key for key, _ in self._open):
             raise ConfigError(f"request {request.key} is under way: give another one another key")
         stops = self._model.shape.eos_ids if request.stop_ids is None else request.stop_ids
+        if len(stops) > MOST_STOPS:
+            raise ConfigError(
+                f"this model ends texts at {len(stops)} tokens, and a request may at {MOST_STOPS}: choose "
+                "them with stop_ids"
+            )
         deadline_s = self._clock() + request.time_limit_s
         self._next_deadline_s = min(self._next_deadline_s, deadline_s)
         begun = {one.sample: one for one in request.begun}
         for sample in request.wanted:
             script = request.scripts[sample] if request.scripts else None
-            one = Open(request, sample, stops[:MOST_STOPS], deadline_s, script, begun.get(sample))
+            one = Open(request, sample, stops, deadline_s, script, begun.get(sample))
             self._open[one.name] = one
             self._waiting.append(one)
 

@@ -22,6 +22,8 @@ from offbeat.llm.model import Decoder
 _PROMPT_MULTIPLE, _LABEL_MULTIPLE = 16, 4
 _MOST_TOKENS = 8192
 """Tokens that are computed together."""
+_MOST_LOGITS = 1024
+"""Rows of logits at a time; eights, so that their bits are those of all at once."""
 Tokens = tuple[int, ...]
 _Asked = tuple[Tokens, tuple[Tokens, ...]]
 
@@ -166,8 +168,10 @@ def _score_batch(model: Decoder, batch: Sequence[_Asked], size: tuple[int, int, 
 
 def _log_probs(model: Decoder, hidden: Tensor, tokens: Tensor) -> Tensor:
     """Return log-probs of tokens ``[...]`` given hidden states ``[..., width]``."""
-    logits = model.logits(hidden.flatten(0, -2))
-    return logits.log_softmax(-1).gather(-1, tokens.reshape(-1, 1)).view(tokens.shape)
+    rows, wanted = hidden.flatten(0, -2), tokens.reshape(-1, 1)
+    parts = [slice(begin, begin + _MOST_LOGITS) for begin in range(0, len(rows), _MOST_LOGITS)]
+    found = [model.logits(rows[part]).log_softmax(-1).gather(-1, wanted[part]) for part in parts]
+    return torch.cat(found).view(tokens.shape)
 
 
 def _feed_prompts(model: Decoder, prompts: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
