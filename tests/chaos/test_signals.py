@@ -80,10 +80,9 @@ def finish(directory: Path) -> dict[str, Any]:
     ("number", "work_s", "kind"),
     [
         (signal.SIGTERM, 2.5, "threads"),
-        (signal.SIGTERM, 10.0, "processes"),  # longer than any wait for a thread or process to end
-        *(
+        *(  # longer than any wait for a thread or process to end
             pytest.param(number, 10.0, "processes", marks=pytest.mark.slow)
-            for number in (signal.SIGINT, signal.SIGHUP)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         ),
     ],
 )

@@ -134,6 +134,7 @@ class KillAt(offbeat.Callback):
             next(child for child in psutil.Process().children() if is_worker(child)).kill()
 
 
+@pytest.mark.slow
 def test_steps_are_joined_rightly_when_collectors_are_killed_with_the_dial_open(tmp_path: Path) -> None:
     changes = {**ANEW, "runtime.kind": "processes", "run.rounds": 24, "algorithm.buffer_capacity": 1600}
     result = train("muzero", tmp_path / "run", changes, off_policy_degree=3, callbacks=[KillAt(5, 9, 14)])

@@ -41,7 +41,9 @@ class Walk(gymnasium.Env[np.ndarray, np.int64]):
         return np.append(np.eye(PLACES, dtype=np.float32)[self._place], np.float32(self._goal > 0))
 
 
-@pytest.mark.parametrize("recipe", ["cartpole-muzero", "cartpole-unizero"])
+@pytest.mark.parametrize(
+    "recipe", ["cartpole-muzero", pytest.param("cartpole-unizero", marks=pytest.mark.slow)]
+)
 def test_planners_find_a_way_that_pays_at_its_end(recipe: str, tmp_path: Path) -> None:
     settings = {
         "run.dir": str(tmp_path / "run"),
