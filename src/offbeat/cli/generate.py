@@ -23,7 +23,7 @@ _CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(co
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What was asked, as text and as ids."""
+    """The prompt, as text and as ids."""
 
     prompt: str
     request: Request

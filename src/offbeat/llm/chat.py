@@ -69,7 +69,7 @@ def checked(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
 
 
 class _Budget(threading.local):
-    """What one rendering may still do, per thread."""
+    """The budget that one rendering has left, per thread."""
 
     def __init__(self) -> None:
         self.begin()

@@ -69,7 +69,7 @@ def convert(file: Path, folder: Path, dtype: torch.dtype = torch.bfloat16) -> Sh
 
 
 class _Unsupported(Exception):
-    """What a file has that is not supported; the message names it and what is."""
+    """A feature of a file that is not supported; the message names it and what is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What an engine knows of one response under way, on the host."""
+"""One response under way, as the engine knows it on the host."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class _Job:
         return [*self.request.prompt, *self.tokens]
 
     def kind(self) -> tuple[object, ...]:
-        """What the jobs of one call of ``generate`` have in common."""
+        """Settings that the jobs of one call of ``generate`` share."""
         return len(self.sequence), self.stops, _is_filtered(self.request)
 
     def response(self, end: End) -> Response:

@@ -33,7 +33,7 @@ _MAX_POSITIONS: Mapping[Architecture, int] = {
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How rotary frequencies are stretched for longer texts; ``linear`` divides all of them by ``factor``.
+    """Stretching of rotary frequencies for longer texts; ``linear`` divides all of them by ``factor``.
 
     The other fields are those of ``llama3``: frequencies whose wavelength exceeds
     ``original_max_positions / low_freq_factor`` are divided, those below

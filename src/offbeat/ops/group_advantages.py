@@ -15,7 +15,7 @@ Normalisation = Literal["group", "none"]
 def group_advantages(
     rewards: NDArray[np.float64], *, norm: Normalisation = "group", eps: float = 1e-4
 ) -> Floats:
-    """How much better than its group each response is (GRPO, https://arxiv.org/abs/2402.03300).
+    """Return how much better than its group each response is (GRPO, https://arxiv.org/abs/2402.03300).
 
     ``(r - mean r) / (std r + eps)`` with the sample's deviation; ``none`` does not divide (Dr. GRPO,
     https://arxiv.org/abs/2503.20783).

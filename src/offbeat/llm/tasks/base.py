@@ -24,7 +24,7 @@ class Task(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """What texts are written in."""
+        """The tokens that texts are written in."""
         ...
 
     @property
