@@ -137,7 +137,8 @@ class Meter:
         self._rounds_here = 0
         self._first_ticket_s = 0.0
         self._last_round_s = 0.0
-        self._steps_before = 0
+        self._samples_before = 0
+        self._unit = ""
         self._eval_skipped_before = 0
         self._return_mean = math.nan
         self._length_mean = math.nan
@@ -185,6 +186,7 @@ class Meter:
         totals.arrived += 1
         totals.samples += samples
         totals.env_steps += segment.units.get("env_steps", 0)
+        self._unit = self._unit or segment.unit
         if segment.pieces:
             ends = [piece.end for piece in segment.pieces]
             totals.pieces += len(ends)
@@ -360,6 +362,11 @@ class Meter:
         return self._totals.env_steps
 
     @property
+    def samples(self) -> tuple[int, str]:
+        """Samples that arrived since the run's first round, and their unit, such as ``tokens``."""
+        return self._totals.samples, self._unit
+
+    @property
     def first_ticket_s(self) -> float | None:
         """Time at which this start of the run began to collect; None before."""
         return self._first_ticket_s or None
@@ -371,9 +378,9 @@ class Meter:
 
     @property
     def steps_per_s(self) -> float:
-        """Environment steps per second of this start of the run, from its first ticket to its last round."""
+        """Samples per second of this start of the run, from its first ticket to its last round."""
         seconds = self.rounds_s
-        return (self.env_steps - self._steps_before) / seconds if seconds > 0 else 0.0
+        return (self._totals.samples - self._samples_before) / seconds if seconds > 0 else 0.0
 
     @property
     def return_mean_100(self) -> float:
@@ -489,7 +496,7 @@ class Meter:
         self._waiting = {number: (queued.get(number, 0), 0) for number in ready}
         self._window = _Window()
         self._rounds_here, self._first_ticket_s, self._last_round_s = 0, 0.0, 0.0
-        self._steps_before = self._totals.env_steps
+        self._samples_before = self._totals.samples
         self._eval_skipped_before = self._pace.eval_skipped
 
 
