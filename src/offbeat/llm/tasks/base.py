@@ -28,6 +28,11 @@ class Task(Protocol):
         ...
 
     @property
+    def max_prompt_tokens(self) -> int:
+        """Tokens of the longest prompt, of all splits."""
+        ...
+
+    @property
     def max_new_tokens(self) -> int:
         """Tokens of the longest response, with the one that ends it."""
         ...
