@@ -85,7 +85,7 @@ class GroupCollector:
                     ticket.number,
                     prompt,
                     num_samples=size,
-                    max_new_tokens=self._max_new,
+                    max_new_tokens=min(self._max_new, problem.max_new_tokens or self._max_new),
                     temperature=self._config.temperature,
                     seed=ticket.seed,
                     samples=left,

@@ -17,16 +17,11 @@ from offbeat.types import Metrics
 _SLOTS = 128
 
 
-def accuracy(model: Decoder, task: Task, count: int, *, as_long_as_answers: bool = False) -> float:
-    """Return the mean reward of greedy responses to the first ``count`` held-out problems.
-
-    ``as_long_as_answers``: longer responses than the answer have no reward, and take no time.
-    """
+def accuracy(model: Decoder, task: Task, count: int) -> float:
+    """Return the mean reward of greedy responses to the first ``count`` held-out problems."""
     problems = [task.problem("held_out", index) for index in range(min(count, task.num_problems("held_out")))]
     prompts = [tuple(task.tokenizer.encode(problem.prompt)) for problem in problems]
-    sizes = [task.max_new_tokens] * len(prompts)
-    if as_long_as_answers:
-        sizes = [len(task.tokenizer.encode(problem.answer)) + 1 for problem in problems]
+    sizes = [problem.max_new_tokens or task.max_new_tokens for problem in problems]
     engine = Engine(model, slots=min(_SLOTS, len(prompts)), max_length=max(map(len, prompts)) + max(sizes))
     found = engine.generate(
         Request(key, prompt, max_new_tokens=size, temperature=0.0)

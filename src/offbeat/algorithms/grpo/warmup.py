@@ -11,12 +11,15 @@ from offbeat.algorithms.grpo.config import WarmupConfig
 from offbeat.algorithms.grpo.evaluator import accuracy
 from offbeat.errors import ConfigError
 from offbeat.llm.model import Decoder, Packing
+from offbeat.llm.packing import micro_batches
 from offbeat.llm.tasks import Task
 from offbeat.progress import report_progress
 from offbeat.seeding import derive_seed
 
 _log = logging.getLogger(__name__)
 _CHECK_PROBLEMS, _MOST_DRAWS = 256, 1_000
+_TOKENS_AT_ONCE = 2_048
+"""Fewer than a round's: sequences of very different lengths are padded to the longest."""
 _Encoded = tuple[list[int], list[int]]
 """Prompt and answer as token ids."""
 
@@ -28,7 +31,7 @@ def warm_up(model: Decoder, task: Task, config: WarmupConfig, seed: int) -> floa
     for step in range(1, config.most_steps + 1):
         _train(model, _draw(task, config, draw), optimizer, task.tokenizer.eos_ids[0])
         if step % config.check_steps == 0:
-            reached = accuracy(model, task, _CHECK_PROBLEMS, as_long_as_answers=True)
+            reached = accuracy(model, task, _CHECK_PROBLEMS)
             report_progress(f"warm-up step {step}: {100 * reached:.0f} % solved")
             if config.accuracy is not None and reached >= config.accuracy:
                 report_progress("")
@@ -61,15 +64,17 @@ def _draw(task: Task, config: WarmupConfig, draw: np.random.Generator) -> list[_
 
 def _train(model: Decoder, batch: list[_Encoded], optimizer: torch.optim.Optimizer, end: int) -> None:
     """Take one step on the answers to some problems."""
-    tokens: list[int] = []
-    lengths, is_answer = [], list[bool]()
-    for prompt, answer in batch:
-        tokens += [*prompt, *answer, end]
-        is_answer += [False] * len(prompt) + [True] * (len(answer) + 1)
-        lengths.append(len(prompt) + len(answer) + 1)
-    found = model.log_probs(torch.tensor(tokens), Packing.of(lengths))
-    loss = -found[torch.tensor(is_answer)].mean()
-    loss.backward()  # type: ignore[no-untyped-call]
+    lengths = [len(prompt) + len(answer) + 1 for prompt, answer in batch]
+    num_answers = sum(len(answer) + 1 for _, answer in batch)
+    for indices in micro_batches(lengths, _TOKENS_AT_ONCE):
+        tokens: list[int] = []
+        is_answer = list[bool]()
+        for prompt, answer in (batch[index] for index in indices):
+            tokens += [*prompt, *answer, end]
+            is_answer += [False] * len(prompt) + [True] * (len(answer) + 1)
+        found = model.log_probs(torch.tensor(tokens), Packing.of([lengths[index] for index in indices]))
+        loss = -found[torch.tensor(is_answer)].sum() / num_answers
+        loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)

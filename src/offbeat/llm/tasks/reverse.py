@@ -17,6 +17,7 @@ from offbeat.seeding import derive_seed
 _LETTERS = string.ascii_letters + string.digits
 _SHORTEST = 4
 _LONGEST_LIMIT = 1_000
+_SPARE = 8
 _NUM_HELD_OUT, _NUM_TRAIN = 1_000, 100_000
 _PARTS = 10  # of all strings, one is held out
 
@@ -25,7 +26,8 @@ class Reverse:
     """Strings of letters and digits, to be written backwards; lengths are log-normal.
 
     ``mean`` is that of the lengths, ``sigma`` the deviation of their logarithm: 1 for a heavy tail, 0.5 for a
-    short one. Strings have 4 characters at least, and ``limit`` tokens at most with the one that ends them.
+    short one. Strings have 4 characters at least, and ``limit`` tokens at most with the one that ends them. A
+    response is cut off 8 tokens behind the string's length: so responses have a tail whatever the policy.
     The reward is the share of characters that are right, counted from the start up to the first mistake: 1
     for the reversed string, less also for a longer response. 1,000 strings are held out, from a tenth of all
     strings, chosen by a checksum, that is never trained. Chance: a guess gets the first character right once
@@ -57,7 +59,7 @@ class Reverse:
         while True:
             text = "".join(_LETTERS[place] for place in draw.integers(len(_LETTERS), size=length))
             if _is_held_out(text) == (split == "held_out"):
-                return Problem(f"{text}=", text[::-1])
+                return Problem(f"{text}=", text[::-1], min(length + _SPARE, self.max_new_tokens))
 
     def reward(self, problem: Problem, response: str) -> float:
         """Return the share of right characters from the start."""
