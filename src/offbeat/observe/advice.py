@@ -109,8 +109,8 @@ def possible_gain(rounds: Sequence[Signals], degree: int) -> str | None:
     gain = max(0.0, round_s / busiest_s - 1.0)
     return (
         f"collecting takes {collect_s:.2g} s and training {train_s:.2g} s of rounds of {round_s:.2g} s:"
-        f" {slower} is the bottleneck. At k = {degree}, a larger k could make rounds {gain:.0%} faster at most,"
-        f" and more only where collectors wait for a few long tickets; beyond that, {setting} would"
+        f" {slower} is the bottleneck. At k = {degree}, a larger k could make rounds {gain:.0%} faster at"
+        f" most, and more only where collectors wait for a few long tickets; beyond that, {setting} would"
     )
 
 
