@@ -103,14 +103,14 @@ def possible_gain(rounds: Sequence[Signals], degree: int) -> str | None:
     busiest_s = max(collect_s, train_s)
     if round_s < _ROUND_S or not busiest_s > 0.0:
         return None
-    slower, setting = (
-        ("collecting", "more collectors") if collect_s > train_s else ("training", "less to train")
-    )
+    slower, beyond = "training", "only faster training helps"
+    if collect_s > train_s:
+        slower, beyond = "collecting", "add collectors"
     gain = max(0.0, round_s / busiest_s - 1.0)
     return (
         f"collecting takes {collect_s:.2g} s and training {train_s:.2g} s of rounds of {round_s:.2g} s:"
         f" {slower} is the bottleneck. At k = {degree}, a larger k could make rounds {gain:.0%} faster at"
-        f" most, and more only where collectors wait for a few long tickets; beyond that, {setting} would"
+        f" most, and more only where collectors wait for a few long tickets; beyond that, {beyond}"
     )
 
 

@@ -51,18 +51,18 @@ def round_metrics(segments: Sequence[Segment], now_s: float) -> Metrics:
 
 
 def _responses(segments: Sequence[Segment]) -> Metrics:
-    """Return metrics of the responses of a round."""
+    """Return metrics of the responses of a round; a reward that is not finite is none."""
     pieces = [piece for segment in segments for piece in segment.pieces]
     lengths = [sum(span.size for span in piece.spans) for piece in pieces]
     versions = [len({span.version for span in piece.spans}) for piece in pieces]
-    rewards = [segment.data["rewards"] for segment in segments]
+    rewards = [one[np.isfinite(one)] for one in (segment.data["rewards"] for segment in segments)]
     return {
         "rollout/length_p95": float(np.percentile(lengths, 95)),
         "rollout/length_max": float(max(lengths)),
         "rollout/truncated_ratio": float(np.mean([piece.end == "length" for piece in pieces])),
         "rollout/mixed_ratio": float(np.mean([count > 1 for count in versions])),
         "rollout/versions_max": float(max(versions)),
-        "rollout/return_std": float(np.concatenate(rewards).std()),
+        "rollout/return_std": float(np.concatenate(rewards).std()) if any(map(len, rewards)) else 0.0,
         "rollout/no_signal_ratio": float(np.mean([len(set(one.tolist())) < 2 for one in rewards])),
     }
 
