@@ -80,7 +80,7 @@ def test_plain_loop_is_short() -> None:
     assert "Pipeline" not in text.replace("No pipeline", "")
 
 
-@pytest.mark.parametrize("kind", ["threads", "processes"])
+@pytest.mark.parametrize("kind", ["inline", "threads", "processes"])
 def test_asynchronous_run_mixes_versions_and_repeats(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "run"
     more = {"algorithm.max_new_tokens": 24, "algorithm.engine.slots": 16, "runtime.num_workers": 1}

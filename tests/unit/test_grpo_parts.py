@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,8 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import offbeat
 from offbeat.algorithms.grpo.collector import _cut_back, _tree
 from offbeat.algorithms.grpo.config import WarmupConfig
+from offbeat.algorithms.grpo.evaluator import AccuracyEvaluator
 from offbeat.algorithms.grpo.metrics import by_age, own_ages, round_metrics
 from offbeat.algorithms.grpo.warmup import _draw, warm_up
 from offbeat.errors import ConfigError
@@ -19,7 +24,9 @@ from offbeat.llm.model import Decoder
 from offbeat.llm.packing import micro_batches
 from offbeat.llm.requests import Response
 from offbeat.llm.shape import Shape
-from offbeat.llm.tasks import Problem, make_task
+from offbeat.llm.tasks import Problem, Task, make_task
+from offbeat.llm.tasks.arithmetic import Arithmetic
+from offbeat.llm.tasks.base import Split
 from offbeat.ops.group_advantages import group_advantages
 from offbeat.ops.token_losses import clipped_token_loss
 from offbeat.types import Piece, Segment, Span, Ticket
@@ -191,3 +198,43 @@ def test_price_of_staleness_by_age() -> None:
     assert found["learn/ess_age_2"] == pytest.approx(2.5**2 / (2 * 4.25))
     assert found["learn/behaviour_kl_age_2"] == pytest.approx(((1 - math.log(2)) + (-0.5 + math.log(2))) / 2)
     assert "learn/ess_age_1" not in found
+
+
+build = importlib.import_module("offbeat.algorithms.grpo.build")  # the package has a function of that name
+
+
+def tiny_shape(task: Task) -> Shape:
+    eos_ids = task.tokenizer.eos_ids
+    return Shape(
+        "LlamaForCausalLM", task.tokenizer.vocab_size, 16, 1, 2, 1, 8, 16, tied=True, eos_ids=eos_ids
+    )
+
+
+def test_evaluations_take_as_many_held_out_problems_as_asked_for() -> None:
+    class Counting(Arithmetic):
+        asked: ClassVar[list[tuple[str, int]]] = []
+
+        def problem(self, split: Split, index: int) -> Problem:
+            self.asked.append((split, index))
+            return super().problem(split, index)
+
+    task = Counting()
+    evaluator = AccuracyEvaluator(task, tiny_shape(task), episodes=3)
+    weights = {name: one.numpy() for name, one in Decoder(tiny_shape(task)).initialize(0).weights().items()}
+    assert 0.0 <= evaluator.evaluate(weights, 0)["eval/return_mean"] <= 1.0
+    assert task.asked == [("held_out", index) for index in range(3)]
+
+
+def test_prompts_that_do_not_fit_the_model_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = replace(tiny_shape(make_task("reverse", {})), max_positions=480)
+    monkeypatch.setattr(build, "shape_of", lambda model, task: shape)
+    config = offbeat.load_config("reverse-grpo")
+    with pytest.raises(ConfigError, match=r"prompts of reverse have up to 480 tokens.*480 positions"):
+        build.check(config)
+    build.check(offbeat.load_config("reverse-grpo", {"env.kwargs": {"limit": 400}}))
+
+
+@pytest.mark.parametrize("kwargs", [{"sigma": -1}, {"mean": 500}, {"limit": 4}, {"limit": 5_000}])
+def test_strings_of_impossible_lengths_are_refused(kwargs: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"env\.kwargs\.(sigma|mean|limit) is"):
+        make_task("reverse", kwargs)
