@@ -48,7 +48,13 @@ def shape_of(model: DecoderConfig, task: Task) -> Shape:
 
 def check(config: RunConfig) -> None:
     """Make the task and fit the network to it, so that a mistake is found before anything runs."""
-    shape_of(grpo_config(config).model, task_of(config))
+    task = task_of(config)
+    shape = shape_of(grpo_config(config).model, task)
+    if task.max_prompt_tokens >= shape.max_positions:
+        raise ConfigError(
+            f"env: prompts of {config.env.id} have up to {task.max_prompt_tokens} tokens, and the model has"
+            f" {shape.max_positions} positions: choose shorter problems by env.kwargs, or another model"
+        )
 
 
 def _make_learner(config: RunConfig, ranks: Ranks) -> Learner:
@@ -69,7 +75,7 @@ def _make_evaluator(config: RunConfig, context: WorkerContext) -> Evaluator:
     from offbeat.algorithms.grpo.evaluator import AccuracyEvaluator
 
     own, task = grpo_config(config), task_of(config)
-    return AccuracyEvaluator(task, shape_of(own.model, task))
+    return AccuracyEvaluator(task, shape_of(own.model, task), config.eval.episodes)
 
 
 def _make_policy(config: RunConfig, weights: Weights) -> Policy:
