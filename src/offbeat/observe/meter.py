@@ -185,12 +185,12 @@ class Meter:
         self._waiting[ticket.number] = (event.num_bytes, samples)
         self._window.samples += samples
         self._window.state_s += event.state_s
-        self._lengths.arrived(segment)
         totals.arrived += 1
         totals.samples += samples
         totals.env_steps += segment.units.get("env_steps", 0)
         self._unit = self._unit or segment.unit
         if segment.pieces:
+            self._lengths.arrived(segment)
             ends = [piece.end for piece in segment.pieces]
             totals.pieces += len(ends)
             totals.ended_cut += ends.count("cut")
