@@ -151,9 +151,9 @@ def test_a_stale_cache_of_a_prompt_would_be_noticed() -> None:
         engine.submit(asked[0])
         found = [*engine.step(), *engine.step()]
         engine.load(1, weights[1].weights())
-        assert engine._prefix is not None
+        assert engine._prefill.kept is not None
         if is_poisoned:
-            engine._prefix = engine._prefix._replace(version=1)
+            engine._prefill.kept = engine._prefill.kept._replace(version=1)
         return found + engine_results(engine)
 
     healthy, poisoned = run(is_poisoned=False), run(is_poisoned=True)
@@ -179,10 +179,10 @@ def test_prompts_of_aborted_groups_are_not_kept() -> None:
     for key in range(4):
         engine.submit(Request(key, (5 + key,), num_samples=9, max_new_tokens=9, stop_ids=()))
     engine.step()
-    assert engine._prefix is not None
+    assert engine._prefill.kept is not None
     engine.abort(0, sample=8)
     engine.step()
-    assert engine._prefix is None
+    assert engine._prefill.kept is None
 
 
 def test_weights_of_another_network_are_refused() -> None:
