@@ -109,8 +109,8 @@ class SlotTable:
         self.tokens[slots, position] = tokens
         self.log_probs[slots, position] = log_probs
         ended = []
-        for slot in slots[np.flatnonzero(has_ended)]:
-            one = self._at[slot]
+        for index in np.flatnonzero(has_ended):
+            one = self._at[slots[index]]
             assert one is not None, "a slot without a response is no row"
             self.pause(one)
             ended.append(one)
