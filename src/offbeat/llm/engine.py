@@ -25,7 +25,7 @@ from offbeat.llm.layout import MULTIPLE, ceil_to
 from offbeat.llm.model import Decoder
 from offbeat.llm.open_response import Open
 from offbeat.llm.prefill import CHUNK, Prefill
-from offbeat.llm.requests import Request, Response, check_tokens
+from offbeat.llm.requests import Request, Response, check_threads, check_tokens
 from offbeat.llm.sampling import uniforms
 from offbeat.llm.slot_table import SlotTable
 from offbeat.llm.step import (
@@ -43,6 +43,8 @@ from offbeat.types import End, Span
 
 _DEFAULT_LENGTH = 2048
 _MOST_SHAPES = 1 << 16
+_ALL = 1 << 62
+"""Most tokens that a top-k can ask for: all of any vocabulary."""
 
 
 class Engine:
@@ -446,7 +448,7 @@ class Engine:
                 left = min(left, found[1])
             last = min(one.length - 1 + left, self.max_length - 1)
             token = self._table.tokens[one.slot, one.length - 1]
-            whole[row, :STOPS] = (token, one.length - 1, 1, last, request.top_k or 1 << 62)
+            whole[row, :STOPS] = (token, one.length - 1, 1, last, min(request.top_k or _ALL, _ALL))
             whole[row, STOPS : STOPS + len(one.stops)] = one.stops
             real[row, TEMPERATURE], real[row, TOP_P] = request.temperature, request.top_p
             drawn = uniforms(request.seed, one.sample, last + 2)
@@ -528,8 +530,9 @@ def _least_bucket(bucket: int, per_position: int) -> int:
 
 
 def _check(slots: int, max_length: int, bucket: int, threads: int, on_swap: str, most: int) -> None:
-    if slots < 1 or bucket < 1 or threads < 1:
-        raise ConfigError("slots, bucket and threads of an engine must be at least 1")
+    if slots < 1 or bucket < 1:
+        raise ConfigError("slots and bucket of an engine must be at least 1")
+    check_threads(threads)
     if not 2 <= max_length <= most:
         raise ConfigError(f"max_length is {max_length}; this model can do 2 to {most} positions")
     if on_swap not in ("keep", "recompute"):
