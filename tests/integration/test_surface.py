@@ -223,7 +223,8 @@ def test_public_names_of_language_models() -> None:
     classes = ["Backend", "CharTokenizer", "Decoder", "Engine", "HubTokenizer", "Packing", "Request"]
     classes += ["Response", "RopeScaling", "Scorer", "Scores", "Shape", "Stream", "Tokenizer"]
     classes.append("TransformersBackend")
-    functions = ["check_fits", "config_of", "load_tokenizer", "read_folder", "shape_of", "write_folder"]
+    functions = ["check_fits", "config_of", "load_tokenizer", "read_folder", "shape_of", "text_after"]
+    functions.append("write_folder")
     assert offbeat.llm.__all__ == [*classes, *functions]
     for name in offbeat.llm.__all__:
         assert getattr(offbeat.llm, name) is not None

@@ -15,7 +15,9 @@ import torch
 from offbeat.errors import ConfigError
 from offbeat.llm.engine import Engine
 from offbeat.llm.model import Decoder, Packing
-from offbeat.llm.requests import Request, Response
+from offbeat.llm.reference import TransformersBackend
+from offbeat.llm.requests import MOST_SAMPLES, MOST_THREADS, Request, Response
+from offbeat.llm.scoring import Scorer
 from offbeat.llm.shape import Shape
 from offbeat.llm.step import Group, Slots, decode
 from offbeat.types import Piece, Span
@@ -152,9 +154,9 @@ def test_a_stale_cache_of_a_prompt_would_be_noticed() -> None:
         engine.submit(asked[0])
         found = [*engine.step(), *engine.step()]
         engine.load(1, weights[1].weights())
-        assert engine._prefix is not None
+        assert engine._prefill.kept is not None
         if is_poisoned:
-            engine._prefix = engine._prefix._replace(version=1)
+            engine._prefill.kept = engine._prefill.kept._replace(version=1)
         return found + engine_results(engine)
 
     healthy, poisoned = run(is_poisoned=False), run(is_poisoned=True)
@@ -164,6 +166,13 @@ def test_a_stale_cache_of_a_prompt_would_be_noticed() -> None:
         Engine(weights[0], slots=8, max_length=256), asked, poisoned, dict(enumerate(weights))
     )
     assert bits(poisoned_again) != bits(poisoned)
+
+
+def test_more_threads_than_torch_can_start_are_refused() -> None:
+    for made in (Engine, TransformersBackend, Scorer):
+        for threads in (0, MOST_THREADS + 1):
+            with pytest.raises(ConfigError, match=f"threads is {threads}: use 1 to {MOST_THREADS}"):
+                made(tiny(), threads=threads)
 
 
 def test_a_key_that_is_used_again_gets_its_own_prompt() -> None:
@@ -180,10 +189,10 @@ def test_prompts_of_aborted_groups_are_not_kept() -> None:
     for key in range(4):
         engine.submit(Request(key, (5 + key,), num_samples=9, max_new_tokens=9, stop_ids=()))
     engine.step()
-    assert engine._prefix is not None
+    assert engine._prefill.kept is not None
     engine.abort(0, sample=8)
     engine.step()
-    assert engine._prefix is None
+    assert engine._prefill.kept is None
 
 
 def test_weights_of_another_network_are_refused() -> None:
@@ -429,6 +438,7 @@ def begun(size: int, sample: int = 0, token: int = 5) -> Response:
         ({"top_p": 0.0}, "top_p"),
         ({"top_k": -1}, "top_k"),
         ({"num_samples": 0}, "num_samples"),
+        ({"num_samples": MOST_SAMPLES + 1}, "use several requests"),
         ({"stop_ids": tuple(range(9))}, "stop_ids"),
         ({"time_limit_s": 0.0}, "time_limit_s"),
         ({"num_samples": 4, "samples": (4,)}, "0 to 3"),

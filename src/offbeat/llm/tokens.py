@@ -97,7 +97,7 @@ class HubTokenizer:
         if self._template is None:
             raise ConfigError(
                 f"this tokenizer has no chat template; put one into {_TEMPLATE} beside {_TOKENIZER},"
-                " or use encode for models that complete text"
+                " or give the text without a chat to a model that completes text"
             )
         text = self._template.render(messages, self._special)
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
@@ -174,13 +174,16 @@ class CharTokenizer:
 class Stream:
     """Turns ids that arrive one by one into text; a character is given when all of its bytes are there.
 
+    ``prompt`` are ids that come before: some tokenizers drop a space at the beginning of a text, and what
+    follows a prompt is no beginning.
+
     Example: ``print(stream.feed([token]), end="")`` after each token, and ``stream.end()`` at the end.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._shown = 0
+        self._ids = list(prompt)
+        self._shown = len(self._ids)
 
     def feed(self, ids: Sequence[int]) -> str:
         """Take the next ids; returns the text that is certain now, which may be empty."""
@@ -203,6 +206,12 @@ class Stream:
             self._ids = self._ids[self._shown :]
             self._shown = len(self._ids)
         return new
+
+
+def text_after(tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int]) -> str:
+    """Return the text that ids add to a prompt, with the space that begins it."""
+    before, whole = tokenizer.decode(prompt), tokenizer.decode([*prompt, *ids])
+    return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(ids)
 
 
 def load_tokenizer(folder: Path) -> HubTokenizer | CharTokenizer:
