@@ -47,8 +47,18 @@ def shape_of(model: DecoderConfig, task: Task) -> Shape:
 
 
 def check(config: RunConfig) -> None:
-    """Make the task and fit the network to it, so that a mistake is found before anything runs."""
-    shape_of(grpo_config(config).model, task_of(config))
+    """Make the task, fit the network to it and find the loss: mistakes are found before anything runs."""
+    own, task = grpo_config(config), task_of(config)
+    shape_of(own.model, task)
+    if own.choices.surrogate == "own":
+        from offbeat.algorithms.grpo.objective import make_token_loss
+
+        make_token_loss(own)
+    if own.overlong.buffer > (own.max_new_tokens or task.max_new_tokens):
+        raise ConfigError(
+            f"algorithm.overlong.buffer is {own.overlong.buffer}: responses have at most "
+            f"{own.max_new_tokens or task.max_new_tokens} tokens; lower it to that"
+        )
 
 
 def _make_learner(config: RunConfig, ranks: Ranks) -> Learner:
