@@ -60,12 +60,12 @@ _HOMES = {
     "Ticket": "offbeat.types",
     "digest": "offbeat.api",
     "env_factory": "offbeat.config.code",
-    "token_loss": "offbeat.config.code",
     "evaluate": "offbeat.api",
     "play": "offbeat.api",
     "register": "offbeat.algorithms",
     "replay_run": "offbeat.api",
     "resume": "offbeat.api",
+    "token_loss": "offbeat.config.code",
     "train": "offbeat.api",
 }
 

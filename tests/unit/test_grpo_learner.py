@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -274,3 +276,16 @@ def test_resolved_settings_say_what_the_loss_is_made_of(name: str) -> None:
     assert isinstance(resolved, GRPOConfig)
     assert resolved.choices == LOSSES[name]
     assert resolved.aggregation == LOSSES[name].aggregation
+
+
+def test_table_of_the_docs_is_the_table_of_losses() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "losses.md").read_text()
+    rows = re.findall(r"^\| `(\w+)`(?: \(default\))? \| \[([\d.]+)\]\S+ \| (.*) \|$", page, re.MULTILINE)
+    assert {name for name, _, _ in rows} == set(LOSSES)
+    assert f"| `{GRPOConfig().loss}` (default) |" in page
+    for name, paper, rest in rows:
+        parts = LOSSES[name]
+        clipped = {"clip": "loss", "detached": "weight"}[parts.surrogate]
+        bounds = ", ".join(f"{one:.4f}".rstrip("0").rstrip(".") for one in (parts.clip_low, parts.clip_high))
+        expected = [parts.advantage, parts.norm_adv, parts.ratio, clipped, bounds, parts.aggregation]
+        assert [paper, *rest.replace("`", "").split(" | ")] == [parts.paper, *expected]

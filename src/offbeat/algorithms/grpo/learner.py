@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.algorithms.grpo.config import GRPOConfig
-from offbeat.algorithms.grpo.objective import correction_weights, make_token_loss, ratios_of
+from offbeat.algorithms.grpo.objective import make_token_loss, policy_loss, ratios_of
 from offbeat.algorithms.grpo.samples import Part, Samples
 from offbeat.algorithms.grpo.warmup import warm_up
 from offbeat.errors import DivergedError
@@ -143,8 +143,7 @@ class GRPOLearner:
         elif "proximal" in samples.own:
             proximal = samples.at("proximal", part)
         batch = TokenBatch(log_probs, proximal, behaviour, samples.at("advantages", part), part.rows)
-        losses, corrections = self._token_loss(batch), correction_weights(config, batch)
-        loss = (losses * weights if corrections is None else losses * corrections * weights).sum()
+        loss, corrections = policy_loss(config, self._token_loss, batch, weights)
         found = {"log_ratios": log_probs.detach() - behaviour, "entropy": entropy}
         if corrections is not None:
             found["masked"] = (corrections == 0).float()

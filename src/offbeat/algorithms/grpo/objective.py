@@ -57,6 +57,17 @@ def correction_weights(config: GRPOConfig, batch: TokenBatch) -> Tensor | None:
     return weights
 
 
+def policy_loss(
+    config: GRPOConfig, token_loss: TokenLoss, batch: TokenBatch, weights: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Return the share of a micro-batch in the loss ``[]``, and its corrections ``[N]``, None for none.
+
+    ``weights`` ``[N]`` are those of the aggregation. What a correction masks still counts in denominators.
+    """
+    losses, corrections = token_loss(batch), correction_weights(config, batch)
+    return (losses * weights if corrections is None else losses * corrections * weights).sum(), corrections
+
+
 def _own_loss(config: GRPOConfig) -> TokenLoss:
     """Find a user's function; ConfigError when there is none, or its arguments do not fit."""
     name, declared = config.loss, own_losses()
