@@ -43,11 +43,12 @@ def token_ratios(log_probs: Tensor, proximal: Tensor) -> Tensor:
 def sequence_ratios(log_probs: Tensor, proximal: Tensor, rows: Tensor) -> Tensor:
     """Geometric mean of the ratios of a response, at each of its tokens ``[N]`` (GSPO).
 
-    ``s = exp(mean_t (log_probs - proximal))``, https://arxiv.org/abs/2507.18071. A token's gradient by its
-    own log-prob is ``s / length``, so that a sum over the response's tokens has the gradient ``s``.
+    ``s = exp(mean_t (log_probs - proximal))``, https://arxiv.org/abs/2507.18071, in the form for advantages
+    that may differ by token (its section 4.3): the gradient of a token's ratio by its own log-prob is ``s``,
+    and none by those of others. Where all have one advantage, the sum over them is that of GSPO.
     """
-    means = mean_by_row(log_probs - proximal, rows)
-    return means.clamp(-FARTHEST, FARTHEST).exp()[rows]
+    means = mean_by_row((log_probs - proximal).detach(), rows)[rows]
+    return (means + log_probs - log_probs.detach()).clamp(-FARTHEST, FARTHEST).exp()
 
 
 def sum_by_row(values: Tensor, rows: Tensor) -> Tensor:
