@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.algorithms.grpo.collector import _cut_back, _tree
-from offbeat.algorithms.grpo.config import WarmupConfig
+from offbeat.algorithms.grpo.config import GRPOConfig, WarmupConfig
+from offbeat.algorithms.grpo.dropping import why_dropped
 from offbeat.algorithms.grpo.warmup import warm_up
 from offbeat.errors import ConfigError
 from offbeat.llm.model import Decoder
@@ -83,3 +87,20 @@ def test_begun_work_is_cut_back_to_the_versions_that_there_are() -> None:
         assert (len(cut.tokens), len(cut.is_own), cut.end) == (length, length, end)
         assert all(span.version <= version for span in cut.spans)
         assert sum(span.size for span in cut.spans) == cut.is_own.sum()
+
+
+@pytest.mark.parametrize(
+    ("rewards", "settings", "reason"),
+    [
+        ([1.0, 1.0], {}, ""),
+        ([1.0, 1.0], {"dynamic_sampling": True}, "no_spread"),
+        ([1.0, 0.0], {"dynamic_sampling": True}, ""),
+        ([1.0, math.nan], {"dynamic_sampling": True}, "reward_failed"),
+        ([1.0, math.inf], {}, "reward_failed"),
+        ([1.0, 1.0, math.nan], {"dynamic_sampling": True}, "no_spread"),
+        ([1.0], {"loss": "ppo", "group_size": 1}, ""),
+        ([math.nan], {"loss": "ppo", "group_size": 1}, "reward_failed"),
+    ],
+)
+def test_groups_that_are_dropped(rewards: list[float], settings: dict[str, Any], reason: str) -> None:
+    assert why_dropped(np.array(rewards), GRPOConfig(**settings)) == reason
