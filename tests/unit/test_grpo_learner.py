@@ -289,3 +289,29 @@ def test_table_of_the_docs_is_the_table_of_losses() -> None:
         bounds = ", ".join(f"{one:.4f}".rstrip("0").rstrip(".") for one in (parts.clip_low, parts.clip_high))
         expected = [parts.advantage, parts.norm_adv, parts.ratio, clipped, bounds, parts.aggregation]
         assert [paper, *rest.replace("`", "").split(" | ")] == [parts.paper, *expected]
+
+
+METRICS = {
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "gradient_steps",
+    "entropy",
+    "ess",
+    "behaviour_kl",
+    "clip_fraction",
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "more"),
+    [
+        ({}, set()),
+        ({"loss": "ppo"}, {"value_loss", "explained_variance"}),
+        ({"kl": {"coef": 0.1}}, {"reference_kl"}),
+        ({"correction": {"mask_high": 2.0}}, {"masked_fraction"}),
+    ],
+)
+def test_names_of_metrics(settings: dict[str, Any], more: set[str]) -> None:
+    expected = {f"learn/{name}" for name in METRICS | more}
+    assert expected <= set(round_of(learner(**settings)))

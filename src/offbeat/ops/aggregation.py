@@ -28,7 +28,7 @@ def aggregation_weights(sizes: NDArray[np.int64], kind: Aggregation, *, longest:
     Returns:
         ``[sizes.sum()]``, in float32.
     """
-    num_responses: int = max(1, np.count_nonzero(sizes))
+    num_responses = max(1, int(np.count_nonzero(sizes)))
     if kind == "token_mean":
         divisors = np.full(len(sizes), max(1, int(sizes.sum())))
     elif kind == "sequence_mean":
