@@ -22,7 +22,7 @@ from offbeat.algorithms.grpo.samples import Samples
 from offbeat.ops.aggregation import Aggregation, aggregation_weights
 from offbeat.ops.group_advantages import group_advantages, token_gae, whiten
 from offbeat.ops.token_losses import TokenBatch, clipped_value_loss, kl_estimate
-from offbeat.types import Array, Piece, Segment, Ticket
+from offbeat.types import Array, Piece, Segment, Span, Ticket
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3_600)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -265,5 +265,5 @@ def segment_of(packed: Packed) -> Segment:
         "is_own": packed.mask[is_response],
         "rewards": totals.astype(np.float64),
     }
-    pieces = tuple(Piece((), "eos") for _ in lasts)
+    pieces = tuple(Piece((Span(0, int(size)),), "eos") for size in packed.sizes)
     return Segment(Ticket(0, 0, 0, 0, 0), data, np.zeros(1, np.int64), pieces=pieces)

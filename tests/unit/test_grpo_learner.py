@@ -41,10 +41,13 @@ def segment(number: int, rewards: Sequence[float], ends: Sequence[str] | None = 
         "log_probs": draw.uniform(-3.5, -1.5, total).astype(np.float32),
         "is_own": is_own,
         "rewards": np.array(rewards, np.float64),
+        "made_s": np.zeros(total),
+        "load": np.ones(6),
     }
+    owns = [int(one.sum()) for one in np.split(is_own, sizes.cumsum()[:-1])]
     ends = ends or ["eos"] * len(rewards)
-    pieces = tuple(Piece((Span(0, int(size)),), end) for size, end in zip(sizes, ends, strict=True))  # type: ignore[arg-type]
-    return Segment(Ticket(number, 0, 0, 0, number), data, np.zeros(1, np.int64), pieces=pieces)
+    pieces = tuple(Piece((Span(0, size),), end) for size, end in zip(owns, ends, strict=True))  # type: ignore[arg-type]
+    return Segment(Ticket(number, 0, 0, 0, number), data, np.zeros(sum(owns), np.int64), pieces=pieces)
 
 
 GROUPS = (
@@ -129,10 +132,10 @@ def test_responses_without_reward_are_as_if_they_were_not_there() -> None:
     for loss in ("dapo", "grpo", "dr_grpo", "ppo"):
         with_failed = segment(0, [1.0, 0.0, 0.0])
         # The same group with a fourth response, whose reward failed.
-        extra = {name: kept.data[name][:2] for name in ("tokens", "log_probs", "is_own")}
+        extra = {name: kept.data[name][:2] for name in ("tokens", "log_probs", "is_own", "made_s")}
         data = {name: np.concatenate([kept.data[name], one]) for name, one in extra.items()}
         data |= {"prompt": kept.data["prompt"], "sizes": np.append(kept.data["sizes"], 2)}
-        data["rewards"] = np.append(kept.data["rewards"], nan)
+        data |= {"rewards": np.append(kept.data["rewards"], nan), "load": kept.data["load"]}
         pieces = (*kept.pieces, Piece((Span(0, 2),), "error"))
         with_failed = Segment(kept.ticket, data, kept.versions, pieces=pieces)
         assert equal(weights_after([kept], loss=loss), weights_after([with_failed], loss=loss))
@@ -315,3 +318,20 @@ METRICS = {
 def test_names_of_metrics(settings: dict[str, Any], more: set[str]) -> None:
     expected = {f"learn/{name}" for name in METRICS | more}
     assert expected <= set(round_of(learner(**settings)))
+
+
+def test_versions_of_tokens_are_those_of_their_spans() -> None:
+    """A response of versions 3, 3 and 4, with a given token, and one of version 5."""
+    data = {
+        "prompt": np.array([2, 3], np.int32),
+        "sizes": np.array([4, 1]),
+        "tokens": np.zeros(5, np.int32),
+        "log_probs": np.arange(5, dtype=np.float32),
+        "is_own": np.array([True, False, True, True, True]),
+        "rewards": np.array([1.0, 0.0]),
+    }
+    pieces = (Piece((Span(3, 2), Span(4, 1)), "eos"), Piece((Span(5, 1),), "eos"))
+    segment = Segment(Ticket(0, 0, 3, 5, 0), data, np.array([3, 3, 4, 5]), pieces=pieces)
+    samples = Samples([segment], GRPOConfig(), longest=LONGEST)
+    assert samples.own["versions"].tolist() == [3, 3, 4, 5]
+    assert samples.own["behaviour"].tolist() == [0.0, 2.0, 3.0, 4.0]

@@ -18,6 +18,7 @@ from itertools import chain, zip_longest
 import numpy as np
 
 from offbeat.observe.callbacks import Bottleneck
+from offbeat.observe.lengths import Lengths
 from offbeat.pacing.actions import Pace
 from offbeat.pacing.events import (
     CollectorDown,
@@ -126,6 +127,7 @@ class Meter:
         self._present = set(range(num_collectors))
         self._samples_by_env = [[0] for _ in range(num_collectors)]  # of one that does not say, in a sum
         self._totals = _Totals()
+        self._lengths = Lengths()
         self._window = _Window()
         self._measured: Metrics = {}  # metrics of the round that ended
         self._collecting: Metrics = {}  # rates of the last round that had something collected
@@ -182,6 +184,7 @@ class Meter:
         self._waiting[ticket.number] = (event.num_bytes, samples)
         self._window.samples += samples
         self._window.state_s += event.state_s
+        self._lengths.arrived(segment)
         totals.arrived += 1
         totals.samples += samples
         totals.env_steps += segment.units.get("env_steps", 0)
@@ -248,6 +251,7 @@ class Meter:
         if self._rounds_here == _ROUNDS_TRUSTED:
             for _ in range(len(self._recent_rounds_s) - _ROUNDS_TRUSTED + _ROUNDS_SLOW):
                 self._recent_rounds_s.popleft()
+        self._lengths.trained(batch.segments)
         self._count_episodes(batch)
         self._count_environments(batch)
         self._window = _Window(start_s=ended_s)
@@ -414,6 +418,7 @@ class Meter:
             "rollout/total_episodes": totals.episodes,
             "rollout/generation_errors": totals.generation_errors,
             **self._ends(),
+            **self._lengths.metrics(),
             **self._begun(),
             "rollout/samples_by_env_min": min(chain(*self._samples_by_env)),
             "rollout/samples_by_env_max": max(chain(*self._samples_by_env)),
@@ -460,6 +465,7 @@ class Meter:
         """Counters and running means; what is under way belongs to the attempt and is left out."""
         return {
             "totals": asdict(self._totals),
+            "lengths": self._lengths.state_dict(),
             "samples_by_env": [list(by_env) for by_env in self._samples_by_env],
             "recent_returns": list(self._recent_returns),
             "recent_rounds_s": list(self._recent_rounds_s),
@@ -475,6 +481,7 @@ class Meter:
         """
         self._totals = _Totals(**state["totals"])
         numbers(asdict(self._totals).values())
+        self._lengths.load_state_dict(state.get("lengths"))
         # Earlier versions counted the samples of each collector, without its environments.
         by_env = state.get("samples_by_env") or [[0] for _ in self._samples_by_env]
         for index, samples in enumerate(by_env[: len(self._samples_by_env)]):

@@ -49,15 +49,21 @@ def shape_of(model: DecoderConfig, task: Task) -> Shape:
 def check(config: RunConfig) -> None:
     """Make the task, fit the network to it and find the loss: mistakes are found before anything runs."""
     own, task = grpo_config(config), task_of(config)
-    shape_of(own.model, task)
+    shape = shape_of(own.model, task)
     if own.choices.surrogate == "own":
         from offbeat.algorithms.grpo.objective import make_token_loss
 
         make_token_loss(own)
-    if own.overlong.buffer > (own.max_new_tokens or task.max_new_tokens):
+    longest = own.max_new_tokens or task.max_new_tokens
+    if own.overlong.buffer > longest:
         raise ConfigError(
-            f"algorithm.overlong.buffer is {own.overlong.buffer}: responses have at most "
-            f"{own.max_new_tokens or task.max_new_tokens} tokens; lower it to that"
+            f"algorithm.overlong.buffer is {own.overlong.buffer}: responses have at most {longest} tokens;"
+            " lower it to that"
+        )
+    if task.max_prompt_tokens >= shape.max_positions:
+        raise ConfigError(
+            f"env: prompts of {config.env.id} have up to {task.max_prompt_tokens} tokens, and the model has"
+            f" {shape.max_positions} positions: choose shorter problems by env.kwargs, or another model"
         )
 
 
@@ -79,7 +85,7 @@ def _make_evaluator(config: RunConfig, context: WorkerContext) -> Evaluator:
     from offbeat.algorithms.grpo.evaluator import AccuracyEvaluator
 
     own, task = grpo_config(config), task_of(config)
-    return AccuracyEvaluator(task, shape_of(own.model, task))
+    return AccuracyEvaluator(task, shape_of(own.model, task), config.eval.episodes)
 
 
 def _make_policy(config: RunConfig, weights: Weights) -> Policy:

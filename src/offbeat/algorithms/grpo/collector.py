@@ -12,6 +12,7 @@ import torch
 
 from offbeat.algorithms.grpo.config import GRPOConfig
 from offbeat.algorithms.grpo.dropping import why_dropped
+from offbeat.algorithms.grpo.metrics import Load
 from offbeat.llm.engine import Engine
 from offbeat.llm.model import Decoder
 from offbeat.llm.requests import Request, Response
@@ -53,20 +54,15 @@ class GroupCollector:
         self._engine = Engine(
             Decoder(shape).initialize(0),
             slots=slots,
-            max_length=min(shape.max_positions, self._longest()),
+            max_length=min(shape.max_positions, task.max_prompt_tokens + self._max_new),
             bucket=engine.bucket,
             on_swap=engine.on_swap,
             version=-1,
         )
+        self._load = Load(self._engine)
         self._version = -1
         self._groups: dict[int, _Group] = {}
         self._num_tokens = 0
-
-    def _longest(self) -> int:
-        """Tokens of the longest sequence, from the prompts of the first problems, with room for others."""
-        task = self._task
-        first = (task.problem("train", index).prompt for index in range(min(100, task.num_problems("train"))))
-        return 2 * max(len(task.tokenizer.encode(prompt)) for prompt in first) + self._max_new
 
     # ------------------------------------------------------------ the contract
 
@@ -90,7 +86,7 @@ class GroupCollector:
                     ticket.number,
                     prompt,
                     num_samples=size,
-                    max_new_tokens=self._max_new,
+                    max_new_tokens=min(self._max_new, problem.max_new_tokens or self._max_new),
                     temperature=self._config.temperature,
                     seed=ticket.seed,
                     samples=left,
@@ -108,9 +104,11 @@ class GroupCollector:
         """Generate for 20 ms, or until a group is whole."""
         began_s, num_tokens, segments = time.perf_counter(), 0, self._whole()
         while not segments and self._engine.is_busy:
+            step_s = time.perf_counter()
             for one in self._engine.step():
                 num_tokens += int(one.is_own.sum())
                 self._groups[one.key].ended[one.sample] = one
+            self._load.count(step_s)
             segments = self._whole()
             if time.perf_counter() - began_s > _PIECE_S:
                 break
@@ -159,6 +157,8 @@ class GroupCollector:
             "log_probs": np.concatenate([one.log_probs for one in responses]),
             "is_own": np.concatenate([one.is_own for one in responses]),
             "rewards": np.array(rewards, np.float64),
+            "made_s": np.concatenate([one.made_s for one in responses]),
+            "load": self._load.take(),
         }
         versions = np.concatenate([one.versions for one in responses]).astype(np.int64)
         sizes = data["sizes"].tolist()
@@ -184,6 +184,7 @@ def _tree(one: Response) -> StateTree:
         "tokens": one.tokens,
         "log_probs": one.log_probs,
         "is_own": one.is_own,
+        "made_s": one.made_s,
         "spans": [list(span) for span in one.spans],
         "end": one.end,
     }
@@ -207,4 +208,5 @@ def _cut_back(key: int, sample: int, tree: Any, version: int) -> Response:
         is_own[:length],
         tuple(kept),
         tree["end"] if is_whole else "",
+        np.asarray(tree.get("made_s", np.full(len(is_own), np.nan)))[:length],
     )

@@ -1,4 +1,4 @@
-"""Share of held-out problems that the most likely response solves."""
+"""Reward of the most likely responses to held-out problems."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def accuracy(model: Decoder, task: Task, count: int) -> float:
     """Return the mean reward of greedy responses to the first ``count`` held-out problems."""
     problems = [task.problem("held_out", index) for index in range(min(count, task.num_problems("held_out")))]
     prompts = [tuple(task.tokenizer.encode(problem.prompt)) for problem in problems]
-    longest = max(map(len, prompts)) + task.max_new_tokens
-    engine = Engine(model, slots=_SLOTS, max_length=longest)
+    sizes = [problem.max_new_tokens or task.max_new_tokens for problem in problems]
+    engine = Engine(model, slots=min(_SLOTS, len(prompts)), max_length=max(map(len, prompts)) + max(sizes))
     found = engine.generate(
-        Request(key, prompt, max_new_tokens=task.max_new_tokens, temperature=0.0)
-        for key, prompt in enumerate(prompts)
+        Request(key, prompt, max_new_tokens=size, temperature=0.0)
+        for key, (prompt, size) in enumerate(zip(prompts, sizes, strict=True))
     )
     rewards = [
         task.reward(problem, task.tokenizer.decode(one.tokens.tolist())) if one.end == "eos" else 0.0
@@ -35,12 +35,12 @@ def accuracy(model: Decoder, task: Task, count: int) -> float:
 
 
 class AccuracyEvaluator:
-    """Evaluates all held-out problems of a task."""
+    """Evaluates the first ``episodes`` held-out problems of a task, or all where it has fewer."""
 
-    def __init__(self, task: Task, shape: Shape) -> None:
-        self._task, self._model = task, Decoder(shape)
+    def __init__(self, task: Task, shape: Shape, episodes: int) -> None:
+        self._task, self._model, self._episodes = task, Decoder(shape), episodes
 
     def evaluate(self, weights: Mapping[str, Any], seed: int) -> Metrics:
-        """Return the accuracy as ``eval/return_mean``."""
+        """Return the mean reward as ``eval/return_mean``."""
         self._model.set_weights({name: torch.as_tensor(value) for name, value in weights.items()})
-        return {"eval/return_mean": accuracy(self._model, self._task, self._task.num_problems("held_out"))}
+        return {"eval/return_mean": accuracy(self._model, self._task, self._episodes)}

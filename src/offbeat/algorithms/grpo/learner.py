@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.algorithms.grpo.config import GRPOConfig
+from offbeat.algorithms.grpo.metrics import by_age, round_metrics
 from offbeat.algorithms.grpo.objective import make_token_loss, policy_loss, ratios_of
 from offbeat.algorithms.grpo.samples import Part, Samples
 from offbeat.algorithms.grpo.warmup import warm_up
@@ -68,7 +70,7 @@ class GRPOLearner:
     def train(self, batch: Batch) -> Metrics:
         """Take the optimizer steps of a round; return its metrics."""
         self._warm_up()
-        config = self._config
+        config, of_round = self._config, round_metrics(batch.segments, time.time())
         samples = Samples(batch.segments, config, longest=self._longest)
         self._look(samples)
         samples.set_advantages()
@@ -81,8 +83,9 @@ class GRPOLearner:
                     found += by_token
         metrics = {name: float(np.mean([one[name] for one in steps])) for name in (steps[0] if steps else ())}
         return {
+            **of_round,
             **metrics,
-            **self._metrics_of_tokens(found),
+            **self._metrics_of_tokens(found, batch.version),
             **self._metrics_of_values(samples),
             "learn/learning_rate": config.lr_at(batch.version),
             "learn/gradient_steps": float(len(steps)),
@@ -145,6 +148,7 @@ class GRPOLearner:
         batch = TokenBatch(log_probs, proximal, behaviour, samples.at("advantages", part), part.rows)
         loss, corrections = policy_loss(config, self._token_loss, batch, weights)
         found = {"log_ratios": log_probs.detach() - behaviour, "entropy": entropy}
+        found["versions"] = samples.at("versions", part)
         if corrections is not None:
             found["masked"] = (corrections == 0).float()
         if config.choices.clip_low is not None:
@@ -170,7 +174,7 @@ class GRPOLearner:
 
     # ------------------------------------------------------------ metrics
 
-    def _metrics_of_tokens(self, found: Sequence[Mapping[str, Array]]) -> Metrics:
+    def _metrics_of_tokens(self, found: Sequence[Mapping[str, Array]], version: int) -> Metrics:
         names = list(found[0]) if found else []
         whole = {name: np.concatenate([one[name] for one in found]) for name in names}
         log_ratios = whole.get("log_ratios", np.zeros(0, np.float32))
@@ -178,6 +182,7 @@ class GRPOLearner:
             "learn/entropy": float(whole["entropy"].mean()) if found else 0.0,
             "learn/ess": effective_sample_size(log_ratios),
             "learn/behaviour_kl": approx_kl(log_ratios),
+            **(by_age(log_ratios, version - whole["versions"]) if found else {}),
         }
         parts = self._config.choices
         if parts.clip_low is not None and parts.clip_high is not None:

@@ -38,14 +38,14 @@ class Part:
 class Samples:
     """Rewarded responses of a round, one behind the other in ticket order.
 
-    ``own`` holds arrays ``[N]`` over all tokens that the policy drew: ``behaviour``, the log-prob that each
-    was drawn with, then what the learner adds. ``sizes`` ``[R]`` counts them by response, ``in_loss`` ``[R]``
-    tells which responses are trained.
+    ``own`` holds arrays ``[N]`` over all tokens that the policy drew: ``behaviour`` and ``versions``, the
+    log-prob and the version that each was drawn with, then what the learner adds. ``sizes`` ``[R]`` counts
+    them by response, ``in_loss`` ``[R]`` tells which responses are trained.
     """
 
     def __init__(self, segments: Sequence[Segment], config: GRPOConfig, *, longest: int) -> None:
         self._config = config
-        tokens, is_own, behaviour, groups, rewards, ends = [], [], [], [], [], []
+        tokens, is_own, behaviour, versions, groups, rewards, ends = [], [], [], [], [], [], []
         for group, segment in enumerate(sorted(segments, key=lambda one: one.ticket.number)):
             data, at = segment.data, 0
             gaps = np.zeros(len(data["prompt"]), np.bool_)
@@ -57,6 +57,7 @@ class Samples:
                     tokens.append(np.concatenate([data["prompt"], data["tokens"][at : at + size]]))
                     is_own.append(np.concatenate([gaps, drawn]))
                     behaviour.append(data["log_probs"][at : at + size][drawn])
+                    versions.append(np.repeat(*np.array(piece.spans)[:, :2].T))
                     groups.append(group)
                     rewards.append(reward)
                     ends.append(piece.end)
@@ -66,7 +67,10 @@ class Samples:
         self.lengths = [len(one) for one in tokens]
         self.sizes = np.array([len(one) for one in behaviour], np.int64)
         self._starts = np.concatenate([[0], self.sizes.cumsum()])
-        self.own = {"behaviour": np.concatenate([np.empty(0, np.float32), *behaviour])}
+        self.own = {
+            "behaviour": np.concatenate([np.empty(0, np.float32), *behaviour]),
+            "versions": np.concatenate([np.empty(0, np.int64), *versions]),
+        }
         shaping = config.overlong
         late = overlong_penalty(self.sizes, longest=longest, buffer=shaping.buffer, penalty=shaping.penalty)
         self._rewards = np.array(rewards, np.float64) + late

@@ -8,8 +8,9 @@ from offbeat.config.errors import did_you_mean
 from offbeat.errors import ConfigError
 from offbeat.llm.tasks.arithmetic import Arithmetic
 from offbeat.llm.tasks.base import Problem, Task
+from offbeat.llm.tasks.reverse import Reverse
 
-TASKS: dict[str, Callable[..., Task]] = {"arithmetic": Arithmetic}
+TASKS: dict[str, Callable[..., Task]] = {"arithmetic": Arithmetic, "reverse": Reverse}
 """Tasks by the name that ``env.id`` gives."""
 
 __all__ = ["TASKS", "Problem", "Task", "make_task"]

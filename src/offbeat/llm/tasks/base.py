@@ -13,10 +13,14 @@ Split = Literal["train", "held_out"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem: a prompt, and the answer that its task rewards. Example: ``Problem("21+43=", "640")``."""
+    """One problem: a prompt, and the answer that its task rewards. Example: ``Problem("21+43=", "640")``.
+
+    ``max_new_tokens`` is the longest response to it, where that is shorter than its task's.
+    """
 
     prompt: str
     answer: str
+    max_new_tokens: int | None = None
 
 
 class Task(Protocol):
@@ -25,6 +29,11 @@ class Task(Protocol):
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokens that texts are written in."""
+        ...
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Tokens of the longest prompt, of all splits."""
         ...
 
     @property
