@@ -221,6 +221,8 @@ def test_own_loss_by_name_and_by_module() -> None:
     [
         ({"loss": f"{__name__}:not_declared"}, "put @offbeat.token_loss above it"),
         ({"loss": f"{__name__}:nothing"}, "cannot be imported"),
+        ({"loss": "os:system"}, "a module of Python itself"),
+        ({"loss": "numpy:array"}, "put @offbeat.token_loss above it"),
         ({"loss": "minus_log_likelihood", "loss_kwargs": {"scales": 2}}, "loss_kwargs does not fit"),
     ],
 )
