@@ -213,7 +213,7 @@ def test_public_names() -> None:
     classes = ["Batch", "Callback", "PerWorker", "Pipeline", "PlayResult", "Result", "Segment", "SyncRun"]
     classes.append("Ticket")
     functions = ["digest", "env_factory", "evaluate", "load_config", "play", "register", "replay_run"]
-    functions += ["resume", "train"]
+    functions += ["resume", "token_loss", "train"]
     assert sorted(offbeat.__all__) == [*classes, "__version__", *functions]
     for name in offbeat.__all__:
         assert getattr(offbeat, name) is not None

@@ -70,6 +70,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 RECIPES: dict[str, dict[str, Any]] = {
     # Several wide collectors in one thread take turns by time.
     "arithmetic-grpo": {"runtime.num_workers": 1},
+    "arithmetic-ppo": {"runtime.num_workers": 1},
     "reverse-grpo": {"runtime.num_workers": 1, "env.kwargs": {"mean": 12, "limit": 64}},
     # Any CPU can do float32.
     "connect4-muzero": {"algorithm.network.precision": "float32", "eval.env_kwargs": {"opponent": "random"}},

@@ -5,19 +5,19 @@ from __future__ import annotations
 import importlib
 import math
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import offbeat
 from offbeat.algorithms.grpo.collector import _cut_back, _tree
-from offbeat.algorithms.grpo.config import WarmupConfig
+from offbeat.algorithms.grpo.config import GRPOConfig, WarmupConfig
+from offbeat.algorithms.grpo.dropping import why_dropped
 from offbeat.algorithms.grpo.evaluator import AccuracyEvaluator
-from offbeat.algorithms.grpo.metrics import by_age, own_ages, round_metrics
+from offbeat.algorithms.grpo.metrics import by_age, round_metrics
 from offbeat.algorithms.grpo.warmup import _draw, warm_up
 from offbeat.errors import ConfigError
 from offbeat.llm.model import Decoder
@@ -27,32 +27,7 @@ from offbeat.llm.shape import Shape
 from offbeat.llm.tasks import Problem, Task, make_task
 from offbeat.llm.tasks.arithmetic import Arithmetic
 from offbeat.llm.tasks.base import Split
-from offbeat.ops.group_advantages import group_advantages
-from offbeat.ops.token_losses import clipped_token_loss
 from offbeat.types import Piece, Segment, Span, Ticket
-
-
-def test_advantages_by_hand() -> None:
-    rewards = np.array([1.0, 0.0, 0.0, 1.0])
-    deviation = math.sqrt(4 * 0.25 / 3)
-    expected = np.array([0.5, -0.5, -0.5, 0.5])
-    assert group_advantages(rewards, norm="none").tolist() == expected.tolist()
-    assert group_advantages(rewards, eps=0.0) == pytest.approx(expected / deviation)
-    assert group_advantages(np.ones(4)).tolist() == [0.0] * 4
-
-
-def test_token_loss_and_gradient_by_hand() -> None:
-    """Ratios 1, 2 and 1/2 with either sign of the advantage; clipped at 0.8 and 1.28."""
-    log_probs = torch.log(torch.tensor([0.5, 0.5, 0.5, 0.5, 0.25, 0.25]))
-    behaviour = torch.log(torch.tensor([0.5, 0.5, 0.25, 0.25, 0.5, 0.5]))
-    advantages = torch.tensor([2.0, -2.0, 2.0, -2.0, 2.0, -2.0])
-    log_probs.requires_grad_()
-    loss = clipped_token_loss(log_probs, behaviour, advantages, clip_low=0.2, clip_high=0.28)
-    assert loss.tolist() == pytest.approx([-2.0, 2.0, -2.56, 4.0, -1.0, 1.6])
-    loss.sum().backward()
-    # At ratio 1 the gradient is -A; where the clipped term is the smaller one there is none.
-    assert log_probs.grad is not None
-    assert log_probs.grad.tolist() == pytest.approx([-2.0, 2.0, 0.0, 4.0, -1.0, 0.0])
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 100))
@@ -121,6 +96,23 @@ def test_begun_work_is_cut_back_to_the_versions_that_there_are() -> None:
         assert sum(span.size for span in cut.spans) == cut.is_own.sum()
 
 
+@pytest.mark.parametrize(
+    ("rewards", "settings", "reason"),
+    [
+        ([1.0, 1.0], {}, ""),
+        ([1.0, 1.0], {"dynamic_sampling": True}, "no_spread"),
+        ([1.0, 0.0], {"dynamic_sampling": True}, ""),
+        ([1.0, math.nan], {"dynamic_sampling": True}, "reward_failed"),
+        ([1.0, math.inf], {}, "reward_failed"),
+        ([1.0, 1.0, math.nan], {"dynamic_sampling": True}, "no_spread"),
+        ([1.0], {"loss": "ppo", "group_size": 1}, ""),
+        ([math.nan], {"loss": "ppo", "group_size": 1}, "reward_failed"),
+    ],
+)
+def test_groups_that_are_dropped(rewards: list[float], settings: dict[str, Any], reason: str) -> None:
+    assert why_dropped(np.array(rewards), GRPOConfig(**settings)) == reason
+
+
 @pytest.mark.parametrize("sigma", [1.0, 0.5])
 def test_strings_to_reverse_have_the_lengths_that_were_asked_for(sigma: float) -> None:
     task = make_task("reverse", {"sigma": sigma})
@@ -187,7 +179,6 @@ def test_metrics_of_a_round_by_hand() -> None:
     loads = ("live_rows_mean", "held_slots_mean", "waiting_responses_mean", "free_slots_mean")
     assert [found[f"rollout/{name}"] for name in loads] == [5.0, 0.5, 2.0, 2.5]
     assert found["rollout/engine_tokens_per_s"] == 40.0
-    assert [one.tolist() for one in own_ages(segments[0], 5)] == [[2, 1], [0, 0]]
 
 
 def test_price_of_staleness_by_age() -> None:

@@ -47,9 +47,19 @@ def shape_of(model: DecoderConfig, task: Task) -> Shape:
 
 
 def check(config: RunConfig) -> None:
-    """Make the task and fit the network to it, so that a mistake is found before anything runs."""
-    task = task_of(config)
-    shape = shape_of(grpo_config(config).model, task)
+    """Make the task, fit the network to it and find the loss: mistakes are found before anything runs."""
+    own, task = grpo_config(config), task_of(config)
+    shape = shape_of(own.model, task)
+    if own.choices.surrogate == "own":
+        from offbeat.algorithms.grpo.objective import make_token_loss
+
+        make_token_loss(own)
+    longest = own.max_new_tokens or task.max_new_tokens
+    if own.overlong.buffer > longest:
+        raise ConfigError(
+            f"algorithm.overlong.buffer is {own.overlong.buffer}: responses have at most {longest} tokens;"
+            " lower it to that"
+        )
     if task.max_prompt_tokens >= shape.max_positions:
         raise ConfigError(
             f"env: prompts of {config.env.id} have up to {task.max_prompt_tokens} tokens, and the model has"

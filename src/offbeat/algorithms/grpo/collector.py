@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from offbeat.algorithms.grpo.config import GRPOConfig
+from offbeat.algorithms.grpo.dropping import why_dropped
 from offbeat.algorithms.grpo.metrics import Load
 from offbeat.llm.engine import Engine
 from offbeat.llm.model import Decoder
@@ -168,6 +169,7 @@ class GroupCollector:
             {"tokens": len(versions)},
             Episodes(tuple(rewards), tuple(sizes)),
             pieces=tuple(one.piece for one in responses),
+            drop=why_dropped(data["rewards"], self._config),
         )
 
     def _reward(self, problem: Problem, response: Response) -> float:

@@ -98,13 +98,6 @@ def _load(segments: Sequence[Segment]) -> Metrics:
     }
 
 
-def own_ages(segment: Segment, version: int) -> list[Array]:
-    """Return the ages in versions of each response's own tokens."""
-    sizes = [sum(span.size for span in piece.spans) for piece in segment.pieces]
-    ages = version - segment.versions[: sum(sizes)]
-    return np.split(ages, np.cumsum(sizes)[:-1])
-
-
 def by_age(log_ratios: Array, ages: Array) -> Metrics:
     """Return what staleness costs tokens of each age in versions: effective sample size and KL.
 
