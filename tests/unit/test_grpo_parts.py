@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.algorithms.grpo.collector import _cut_back, _tree
 from offbeat.algorithms.grpo.config import WarmupConfig
 from offbeat.algorithms.grpo.warmup import warm_up
 from offbeat.errors import ConfigError
+from offbeat.llm.conversation import from_tree, to_tree
 from offbeat.llm.model import Decoder
 from offbeat.llm.packing import micro_batches
 from offbeat.llm.requests import Response
@@ -21,7 +21,7 @@ from offbeat.llm.shape import Shape
 from offbeat.llm.tasks import make_task
 from offbeat.ops.group_advantages import group_advantages
 from offbeat.ops.token_losses import clipped_token_loss
-from offbeat.types import Span
+from offbeat.types import Answer, Span
 
 
 def test_advantages_by_hand() -> None:
@@ -94,6 +94,9 @@ def test_warm_up_reaches_an_accuracy_or_says_so(caplog: pytest.LogCaptureFixture
     assert "raise algorithm.warmup.most_steps" in caplog.text
 
 
+ANSWERS = [Answer(0, "12"), Answer(1, 1.0)]
+
+
 def test_begun_work_is_cut_back_to_the_versions_that_there_are() -> None:
     """Two own tokens of version 3, two given ones, one of version 4 and one of version 5."""
     is_own = np.array([True, True, False, False, True, True])
@@ -107,7 +110,8 @@ def test_begun_work_is_cut_back_to_the_versions_that_there_are() -> None:
         "eos",
     )
     for version, length, end in ((5, 6, "eos"), (4, 5, ""), (3, 4, ""), (2, 0, "")):
-        cut = _cut_back(7, 1, _tree(whole), version)
+        cut, answers = from_tree(7, 1, to_tree(whole, ANSWERS, whole.end), version)
         assert (len(cut.tokens), len(cut.is_own), cut.end) == (length, length, end)
         assert all(span.version <= version for span in cut.spans)
         assert sum(span.size for span in cut.spans) == cut.is_own.sum()
+        assert answers == (ANSWERS if end else ANSWERS[:1] if length else [])

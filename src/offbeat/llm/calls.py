@@ -345,4 +345,8 @@ def _watch(shared: _Shared, call: _Call) -> None:
 
 def _continue(shared: _Shared, call: _Call, awaitable: Awaitable[Any]) -> None:
     """Await what a plain function returned."""
+    if call.is_over:
+        if inspect.iscoroutine(awaitable):
+            awaitable.close()
+        return
     call.task = asyncio.get_running_loop().create_task(_await(shared, call, awaitable))

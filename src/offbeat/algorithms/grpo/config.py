@@ -8,6 +8,7 @@ from pydantic import Field
 
 from offbeat.config.models import AlgorithmConfig, RunConfig, Section
 from offbeat.errors import ConfigError
+from offbeat.llm.tasks.base import Limits
 from offbeat.ops.group_advantages import Normalisation
 
 
@@ -50,6 +51,33 @@ class EngineConfig(Section):
     )
 
 
+class RewardConfig(Section):
+    """How responses are rewarded."""
+
+    function: str | None = Field(
+        default=None,
+        description="`module:function` of a reward function of yours, with our parameters, verl's or TRL's; "
+        "null: the task's.",
+    )
+    timeout_s: float = Field(
+        default=30.0, gt=0, description="A reward that takes longer is given up, and its response left out."
+    )
+    max_failures: int = Field(
+        default=100, ge=1, description="The run ends when so many rewards, or tools, have failed in a row."
+    )
+    threads: int = Field(
+        default=8, ge=1, description="Rewards and tools that run at a time, where they are no coroutines."
+    )
+
+
+class ToolConfig(Section):
+    """How turns of the model are answered."""
+
+    timeout_s: float = Field(
+        default=30.0, gt=0, description="A tool that takes longer is given up, and its response left out."
+    )
+
+
 class GRPOConfig(AlgorithmConfig):
     """Group relative policy optimisation of a language model. One ticket is one prompt with its group.
 
@@ -78,6 +106,14 @@ class GRPOConfig(AlgorithmConfig):
     model: DecoderConfig = Field(DecoderConfig(), description="The language model.")
     warmup: WarmupConfig = Field(WarmupConfig(), description="Supervised training before the first round.")
     engine: EngineConfig = Field(EngineConfig(), description="What generates.")
+    reward: RewardConfig = Field(RewardConfig(), description="How responses are rewarded.")
+    tool: ToolConfig = Field(ToolConfig(), description="How turns of the model are answered.")
+
+    def limits(self, max_new_tokens: int) -> Limits:
+        """Return the limits of a response."""
+        reward = self.reward
+        seconds = {"tool_s": self.tool.timeout_s, "reward_s": reward.timeout_s}
+        return Limits(max_new_tokens, **seconds, max_failures=reward.max_failures, threads=reward.threads)
 
     def slots(self, config: RunConfig) -> int:
         """Responses with memory in each collector."""

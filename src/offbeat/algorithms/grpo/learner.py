@@ -35,14 +35,18 @@ class Samples:
         for segment in segments:
             data, at = segment.data, 0
             prompt, gaps = data["prompt"], np.zeros(len(data["prompt"]))
-            each = group_advantages(data["rewards"], norm=config.norm_adv)
+            has_reward = np.isfinite(data["rewards"])
+            each = np.full(len(has_reward), np.nan)
+            each[has_reward] = group_advantages(data["rewards"][has_reward], norm=config.norm_adv)
             for size, advantage in zip(data["sizes"].tolist(), each, strict=True):
                 part = slice(at, at + size)
+                at += size
+                if np.isnan(advantage):  # it has no reward
+                    continue
                 tokens.append(np.concatenate([prompt, data["tokens"][part]]).astype(np.int64))
                 is_own.append(np.concatenate([gaps > 0, data["is_own"][part]]))
                 behaviour.append(np.concatenate([gaps, data["log_probs"][part]]).astype(np.float32))
                 advantages.append(np.full(len(tokens[-1]), advantage, np.float32))
-                at += size
         self.lengths = [len(one) for one in tokens]
         self.tokens, self.is_own, self.behaviour, self.advantages = tokens, is_own, behaviour, advantages
         self.num_own = max(1, sum(int(one.sum()) for one in is_own))

@@ -11,6 +11,7 @@ from offbeat.algorithms.grpo.config import WarmupConfig
 from offbeat.algorithms.grpo.evaluator import accuracy
 from offbeat.llm.model import Decoder, Packing
 from offbeat.llm.tasks import Task
+from offbeat.llm.tasks.base import expert_of, stop_ids_of
 from offbeat.progress import report_progress
 from offbeat.seeding import derive_seed
 
@@ -42,15 +43,20 @@ def warm_up(model: Decoder, task: Task, config: WarmupConfig, seed: int) -> floa
 
 def _train(model: Decoder, task: Task, indices: np.ndarray, optimizer: torch.optim.Optimizer) -> None:
     """Take one step on the answers to some problems."""
-    tokens: list[int] = []
-    lengths, is_answer = [], list[bool]()
+    tokens, is_answer, lengths = list[int](), list[bool](), []
     for index in indices.tolist():
         problem = task.problem("train", index)
-        prompt = task.tokenizer.encode(problem.prompt)
-        answer = [*task.tokenizer.encode(problem.answer), task.tokenizer.eos_ids[0]]
-        tokens += prompt + answer
-        is_answer += [False] * len(prompt) + [True] * len(answer)
-        lengths.append(len(prompt) + len(answer))
+        before = len(tokens)
+        tokens += task.tokenizer.encode(problem.prompt)
+        is_answer += [False] * (len(tokens) - before)
+        for number, text in enumerate(expert_of(task, problem)):
+            part = task.tokenizer.encode_more(text)
+            is_own = number % 2 == 0
+            if is_own and (not part or part[-1] not in stop_ids_of(task)):
+                part.append(task.tokenizer.eos_ids[0])
+            tokens += part
+            is_answer += [is_own] * len(part)
+        lengths.append(len(tokens) - before)
     found = model.log_probs(torch.tensor(tokens), Packing.of(lengths))
     loss = -found[torch.tensor(is_answer)].mean()
     loss.backward()  # type: ignore[no-untyped-call]
