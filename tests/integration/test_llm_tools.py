@@ -142,12 +142,13 @@ def test_damaged_answers_are_refused(
     with pytest.raises(ReplayError, match=message):
         offbeat.replay_run(copied)
     before = CALLS["step"]
-    assert offbeat.replay_run(copied, call=True).rounds >= 0  # it can still be asked again
+    offbeat.replay_run(copied, call=True)  # it can still be asked again
     assert CALLS["step"] > before
 
 
 def test_other_answers_come_to_other_weights(copied: Path) -> None:
-    edit(copied, lambda lines: [line.replace('"number":0.', '"number":1.') for line in lines])
+    old, new = '"response":0,"turn":0,"number":0.', '"response":0,"turn":0,"number":1.'
+    edit(copied, lambda lines: [line.replace(old, new) for line in lines])
     report = offbeat.replay_run(copied)
     assert report.identical is False
     assert report.difference is not None
@@ -189,7 +190,7 @@ def test_rewards_that_always_fail_end_the_run(kind: str, tmp_path: Path) -> None
 
 def test_groups_without_two_rewards_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    more = {"env.kwargs": {"fail": 0.6}, "algorithm.reward.max_failures": 1000}
+    more = {"env.kwargs": {"fail": 0.4}, "algorithm.reward.max_failures": 1000}
     result = run(path, "Waits", "threads", degree=1, **more)
     drops = [line for line in read_schedule(path / "schedule.jsonl") if line["kind"] == "drop"]
     assert {line["reason"] for line in drops} == {"reward_failed"}

@@ -23,6 +23,8 @@ from offbeat.seeding import derive_seed
 from offbeat.types import Answer, End, Piece
 
 Kind = Literal["tool", "reward"]
+_FROM_OUTSIDE = ("cut", "timeout", "error")
+"""Ends that do not follow from the tokens."""
 
 
 class Dialogues:
@@ -193,7 +195,7 @@ class Dialogues:
         """Have the task answer a turn, or take the recorded answer."""
         if (recorded := one.recorded()) is not None:
             self._answer(one, recorded)
-        elif one.is_at_end_of_script and one.script is not None and one.script.end not in COMPLETE:
+        elif one.script is not None and one.is_at_end_of_script and one.script.end in _FROM_OUTSIDE:
             self._end(one, one.script.end)
         else:
             self._wait(one, "tool")

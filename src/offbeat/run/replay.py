@@ -65,8 +65,8 @@ def replay(
     """
     saved = manager.load()
     last = last_version(saved, until)
-    records, answers = read_schedule(_schedule_of(saved.path.parents[1])), _answers_of(saved, calls)
-    schedule = Schedule.from_records(records, None if answers is None else answers_of(answers))
+    records = read_schedule(_schedule_of(saved.path.parents[1]))
+    schedule, answers = _with_answers(records, saved.path.parents[1], calls)
     stages = [(begin, spec) for begin, spec in stages if begin < last]
     ends = [*(begin for begin, _ in stages[1:]), last]
     point, num_compared = StartPoint(), 0
@@ -79,7 +79,7 @@ def replay(
     for (begin, spec), end in zip(stages, ends, strict=True):
         target = directory if end == last else None
         if target is not None:
-            _copy_schedule(records, answers or (), target, begin)
+            _copy_schedule(records, answers, target, begin)
         spec_here = replace(
             spec,
             settings=replace(spec.settings, observe=_here_only(spec.settings.observe)),
@@ -117,16 +117,15 @@ def _schedule_of(directory: Path) -> Path:
     return path
 
 
-def _answers_of(saved: LoadedCheckpoint, calls: bool) -> list[Record] | None:
-    """Return the recorded answers of a run; None where they are asked for again and cannot be read."""
+def _with_answers(records: Sequence[Record], directory: Path, calls: bool) -> tuple[Schedule, list[Record]]:
+    """Return the schedule with the recorded answers; without them where they are damaged and called for."""
     try:
-        records = read_answers(saved.path.parents[1])
-        answers_of(records)
-    except OffbeatError:
-        if calls:
-            return None
-        raise
-    return records
+        answers = read_answers(directory)
+        return Schedule.from_records(records, answers_of(answers)), answers
+    except OffbeatError as error:
+        if not calls:
+            raise error if isinstance(error, ReplayError) else ReplayError(str(error)) from error
+    return Schedule.from_records(records), []
 
 
 def _here_only(observe: ObserveConfig) -> ObserveConfig:
