@@ -215,7 +215,9 @@ def replay_run(
         )  # refused before it is written
         copy_description(directory, target, until)
     with few_threads(configs[0]), removed_on_error(target):
-        report = pipelines[0].replay(later, on_round, runtime=runtime, until=until, directory=target, call=call)
+        report = pipelines[0].replay(
+            later, on_round, runtime=runtime, until=until, directory=target, call=call
+        )
     for warning in report.warnings:
         print(f"note: {warning}", file=sys.stderr)
     return report

@@ -164,7 +164,7 @@ def test_resumed_run_cuts_its_answers_back(tmp_path: Path) -> None:
     assert all(answer["ticket"] != 999 for answer in read_answers(path))
     assert offbeat.replay_run(path).identical
     (path / "answers.jsonl").write_bytes(b"")
-    with pytest.raises(offbeat.errors.CheckpointError, match="answers.jsonl"):
+    with pytest.raises(offbeat.errors.CheckpointError, match=r"answers\.jsonl"):
         offbeat.resume(path, overrides={"run.rounds": 22, "observe.console": "none"})
 
 
@@ -184,7 +184,7 @@ def test_a_limit_of_time_at_zero_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["inline", "threads", "processes"])
 def test_rewards_that_always_fail_end_the_run(kind: str, tmp_path: Path) -> None:
     more = {"env.kwargs": {"fail": 1.0}, "algorithm.reward.max_failures": 20}
-    with pytest.raises(TaskError, match="20 .* in a row have failed"):
+    with pytest.raises(TaskError, match=r"20 .* in a row have failed"):
         run(tmp_path / "run", "Waits", kind, degree=1, **more)
 
 

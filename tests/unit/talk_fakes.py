@@ -38,7 +38,9 @@ class Letters:
         return 8 if split == "held_out" else 64
 
     def problem(self, split: Split, index: int) -> Problem:
-        return Problem("b" + f"{index:06b}".replace("0", "a").replace("1", "b") + "a" * (split == "train"), "a")
+        return Problem(
+            "b" + f"{index:06b}".replace("0", "a").replace("1", "b") + "a" * (split == "train"), "a"
+        )
 
     def reward(self, problem: Problem, response: str) -> object:
         self.num_rewards += 1
@@ -162,7 +164,9 @@ class Desk:
             prompt = tuple(self.task.tokenizer.encode(problem.prompt))
             self.dialogues.begin(key, problem, prompt, seed=key, size=size, **more)  # type: ignore[arg-type]
 
-    def finish(self, count: int, until: Callable[[], bool] = lambda: False) -> dict[tuple[int, int], Conversation]:
+    def finish(
+        self, count: int, until: Callable[[], bool] = lambda: False
+    ) -> dict[tuple[int, int], Conversation]:
         """Go on until so many are over, or something holds; return what is over."""
         over: dict[tuple[int, int], Conversation] = {}
         give_up_s = time.monotonic() + LIMIT_S

@@ -100,7 +100,7 @@ def test_too_many_threads_that_hang_end_the_run(monkeypatch: pytest.MonkeyPatch)
     calls, release = Calls(lambda: None, threads=2), threading.Event()
     for number in range(8):
         calls.call(number, release.wait, limit_s=0.01)
-    with pytest.raises(TaskError, match="3 threads hang in .*async def"):
+    with pytest.raises(TaskError, match=r"3 threads hang in .*async def"):
         taken(calls, 8)
     release.set()
     calls.close()

@@ -1,4 +1,4 @@
-"""Responses with tools and rewards: caches, slots, failures, cuts, begun work and records that are repeated."""
+"""Responses with tools and rewards: caches, slots, failures, cuts, begun work, records that are repeated."""
 
 from __future__ import annotations
 
@@ -179,7 +179,9 @@ def test_cut_ends_what_generates_and_what_waits() -> None:
 
     desk = Desk(Letters(reward=waits))
     desk.begin(1)
-    known = desk.finish(4, until=lambda: desk.dialogues.num_waiting("reward") >= 1 and not desk.dialogues.is_busy)
+    known = desk.finish(
+        4, until=lambda: desk.dialogues.num_waiting("reward") >= 1 and not desk.dialogues.is_busy
+    )
     desk.dialogues.cut(0)
     late = desk.finish(4 - len(known))
     assert all(math.isnan(one.reward) and one.answers[-1].error == "cut" for one in late.values())

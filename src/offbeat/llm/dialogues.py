@@ -389,8 +389,8 @@ class Dialogues:
         if self._failures[kind] >= self._limits.max_failures:
             name = "rewards" if kind == "reward" else "answers of tools"
             raise TaskError(
-                f"{self._failures[kind]} {name} in a row have failed (algorithm.reward.max_failures). The last "
-                f"one: {details or error}"
+                f"{self._failures[kind]} {name} in a row have failed (algorithm.reward.max_failures). The "
+                f"last one: {details or error}"
             )
 
     # ------------------------------------------------------------ waiting

@@ -204,7 +204,7 @@ def read_schedule(path: str | Path) -> list[Record]:
 
 
 def read_answers(directory: str | Path) -> list[Record]:
-    """All records of a run's answers, in the order in which they were written; none where there is no file."""
+    """All records of a run's answers, in the order in which they were written; none without the file."""
     path = Path(directory) / ANSWERS
     return list(_read_lines(path)) if path.exists() else []
 

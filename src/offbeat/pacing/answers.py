@@ -56,8 +56,8 @@ def answers_of(records: Iterable[Mapping[str, Any]]) -> Answers:
             answers.append(Answer(turn, *_value_of(record)))
     except (KeyError, TypeError, ValueError) as error:
         raise ReplayError(
-            f"answers.jsonl was damaged or edited, the run cannot be repeated from it ({error!r}). With --call "
-            "tools and rewards are called again"
+            f"answers.jsonl was damaged or edited, the run cannot be repeated from it ({error!r}). With "
+            "--call tools and rewards are called again"
         ) from error
     return found
 
@@ -93,8 +93,8 @@ def with_answers(
         own = tuple(found.get(number, ()))
         if len(own) != count:
             raise ReplayError(
-                f"answers.jsonl has {len(own)} of {count} answers to response {number} of ticket {ticket}: it "
-                "was cut or edited. With --call tools and rewards are called again"
+                f"answers.jsonl has {len(own)} of {count} answers to response {number} of ticket {ticket}: "
+                "it was cut or edited. With --call tools and rewards are called again"
             )
         whole.append(piece._replace(answers=own))
     return tuple(whole)

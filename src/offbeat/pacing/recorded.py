@@ -125,7 +125,9 @@ class Schedule:
             ) from error
         for ticket, one in scripts.items():
             if answers is not None and one.num_answers:
-                scripts[ticket] = replace(one, pieces=with_answers(ticket, one.pieces, one.num_answers, answers))
+                scripts[ticket] = replace(
+                    one, pieces=with_answers(ticket, one.pieces, one.num_answers, answers)
+                )
         by_version = {version: tuple(group) for version, group in segments.items()}
         return Schedule(by_version, rounds, checksums, scripts, drops, frozenset(joined))
 

@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any
 
 from offbeat.algorithms.base import Policy, Roles, Weights
-from offbeat.algorithms.grpo.config import DecoderConfig, grpo_config
+from offbeat.algorithms.grpo.config import DecoderConfig, GRPOConfig, grpo_config
 from offbeat.config.models import RunConfig
 from offbeat.errors import ConfigError
-from offbeat.llm.shape import Shape
 from offbeat.llm.rewards import Reward, named_reward
+from offbeat.llm.shape import Shape
 from offbeat.llm.tasks import Task, check_expert, make_task
 from offbeat.roles import Collector, Evaluator, Learner, PerWorker, Ranks, WorkerContext
 

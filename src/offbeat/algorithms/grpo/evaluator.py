@@ -56,9 +56,7 @@ def accuracy(
 class AccuracyEvaluator:
     """Evaluates all held-out problems of a task."""
 
-    def __init__(
-        self, config: GRPOConfig, task: Task, shape: Shape, reward: Reward | None = None
-    ) -> None:
+    def __init__(self, config: GRPOConfig, task: Task, shape: Shape, reward: Reward | None = None) -> None:
         self._task, self._model, self._reward = task, Decoder(shape), reward
         self._limits = config.limits(config.max_new_tokens or task.max_new_tokens)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from offbeat.config.code import import_named
 from offbeat.config.errors import did_you_mean
@@ -77,7 +77,7 @@ def _task_class(name: str) -> Callable[..., Task]:
     methods = ("num_problems", "problem")
     if not (inspect.isclass(found) and all(hasattr(found, method) for method in methods)):
         raise ConfigError(f"env.id: {name!r} is no class of a task: it needs {', '.join(_WANTED)}")
-    return found
+    return cast("Callable[..., Task]", found)
 
 
 def _check(name: str, task: Any) -> None:
@@ -95,23 +95,27 @@ def _check(name: str, task: Any) -> None:
     trained = {task.problem("train", index).prompt for index in range(min(1000, task.num_problems("train")))}
     for index in range(min(1000, task.num_problems("held_out"))):
         if (prompt := task.problem("held_out", index).prompt) in trained:
-            raise ConfigError(f"env.id: the task {name} trains on {prompt!r:.80}, which is held out: keep apart")
+            raise ConfigError(
+                f"env.id: the task {name} trains on {prompt!r:.80}, which is held out: keep apart"
+            )
     if has_turns(task) and not getattr(task, "max_given_tokens", 0):
         raise ConfigError(
-            f"env.id: the task {name} has turns: give it max_given_tokens, the most tokens of all answers to a "
-            "response"
+            f"env.id: the task {name} has turns: give it max_given_tokens, the most tokens of all answers to "
+            "a response"
         )
 
 
 def check_expert(task: Task) -> None:
-    """Raise ConfigError if the answers to warm up on cannot be written in the task's tokens, or are too long."""
+    """Raise ConfigError if answers to warm up on cannot be written in the task's tokens, or are too long."""
     for index in range(min(_TRIED, task.num_problems("train"))):
         problem = task.problem("train", index)
         try:
             texts = expert_of(task, problem)
             sizes = [len(task.tokenizer.encode_more(text)) + 1 for text in texts[::2]]
         except OffbeatError as error:
-            raise ConfigError(f"the answer to {problem.prompt!r:.80} cannot be warmed up on: {error}") from None
+            raise ConfigError(
+                f"the answer to {problem.prompt!r:.80} cannot be warmed up on: {error}"
+            ) from None
         if sum(sizes) > task.max_new_tokens + len(sizes) - 1:
             raise ConfigError(
                 f"the answer to {problem.prompt!r:.80} has {sum(sizes)} tokens, and max_new_tokens is "

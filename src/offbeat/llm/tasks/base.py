@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -66,10 +66,11 @@ class Task(Protocol):
     """Problems by split and number, and the reward of a response.
 
     A task may have more: ``step`` or ``episode`` for several turns (`MultiTurnTask`, `EpisodeTask`);
-    ``stop_ids``, the tokens at which a turn of the model ends (the tokenizer's ``eos_ids`` unless it says so);
-    ``max_given_tokens``, the most that all answers to a response can have; ``expert(problem)``, the texts of a
-    good dialogue in turns, model first, to warm up on (``answer`` alone unless it says so); ``is_quick``, True
-    where a reward is no more than a comparison: it is then computed between two tokens, without a limit.
+    ``stop_ids``, the tokens at which a turn of the model ends (the tokenizer's ``eos_ids`` unless it says
+    so); ``max_given_tokens``, the most that all answers to a response can have; ``expert(problem)``, the
+    texts of a good dialogue in turns, model first, to warm up on (``answer`` alone unless it says so);
+    ``is_quick``, True where a reward is no more than a comparison: it is then computed between two tokens,
+    without a limit.
     """
 
     @property
@@ -90,11 +91,12 @@ class Task(Protocol):
         """Return a problem, 0 <= index < num_problems(split)."""
         ...
 
-    def reward(self, problem: Problem, response: str) -> float | Awaitable[float]:
-        """Return the reward of a response, without special tokens; of several turns it is the last one.
+    @property
+    def reward(self) -> Callable[..., Any]:
+        """``reward(problem, response)`` returns the reward of a response, a text without special tokens.
 
-        It may be ``async def``, and take the `Dialogue` as a third argument. One that raises, takes too long or
-        is not finite leaves the response out of training.
+        Of several turns the response is the last one. It may be ``async def``, and take the `Dialogue` as a
+        third argument. One that raises, takes too long or is not finite leaves the response out.
         """
         ...
 
@@ -127,15 +129,18 @@ class Chat(Protocol):
     async def generate(self, text: str = "") -> Reply:
         """Append a text that the model has not made, and return its next turn.
 
-        The first turn answers ``problem.prompt``, without a text. After one with an ``end`` other than ``eos``
-        and ``stop`` there is no other.
+        The first turn answers ``problem.prompt``, without a text. After one with an ``end`` other than
+        ``eos`` and ``stop`` there is no other.
         """
         ...
 
 
 @runtime_checkable
 class EpisodeTask(Protocol):
-    """A task that talks to the model in a coroutine. An open episode starts again from its prompt after a crash."""
+    """A task that talks to the model in a coroutine.
+
+    An open episode starts again from its prompt after a crash.
+    """
 
     async def episode(self, chat: Chat, problem: Problem) -> float:
         """Generate turns with ``await chat.generate(...)``; return the reward."""

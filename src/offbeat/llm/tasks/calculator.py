@@ -19,10 +19,10 @@ _CALL = re.compile(r"(\d{1,4})([+*-])(\d{1,4})\?")
 class Calculator:
     """Expressions such as ``((3+4)*5)-6=`` with one to ``max_calls`` operations, the innermost first.
 
-    The model writes ``3+4?``, the calculator answers ``7;``, and so on; the turn ``29`` is the answer, and the
-    reward 1 if it is right, else 0. A call that is none is answered ``!;``. Values are whole numbers from 0 to
-    999, so that a guess is right less often than once in 100. 1,000 expressions are held out, none of which is
-    among the 20,000 to train on.
+    The model writes ``3+4?``, the calculator answers ``7;``, and so on; the turn ``29`` is the answer, and
+    the reward 1 if it is right, else 0. A call that is none is answered ``!;``. Values are whole numbers from
+    0 to 999, the most frequent of which is right about once in 100. 1,000 expressions are held out, none of
+    which is among the 20,000 to train on.
 
     ``latency_s`` is the median of the simulated time of a call, log-normal with ``latency_sigma``, and
     ``latency_limit_s`` the longest; it depends on the response and the turn alone. 0: no time.
