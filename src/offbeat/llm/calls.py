@@ -268,15 +268,16 @@ async def _await(shared: _Shared, call: _Call, awaitable: Awaitable[Any]) -> Non
     except asyncio.CancelledError:
         shared.end(call, Outcome(call.key, None, "cancelled", "the coroutine was cancelled"))
     except BaseException as error:
-        shared.end(call, _failed(call, error))
+        shared.end(call, failed(call.key, error))
     finally:
         if call.timer is not None:
             call.timer.cancel()
 
 
-def _failed(call: _Call, error: BaseException) -> Outcome:
+def failed(key: Hashable, error: BaseException) -> Outcome:
+    """Return the outcome of a call that raised."""
     details = "".join(traceback.format_exception(error)).rstrip()
-    return Outcome(call.key, None, traceback.format_exception_only(error)[-1].strip()[:500], details)
+    return Outcome(key, None, traceback.format_exception_only(error)[-1].strip()[:500], details)
 
 
 def _late(call: _Call) -> str:
@@ -328,7 +329,7 @@ def _work(shared: _Shared, clock: Callable[[], float]) -> None:
             value = call.function(*call.arguments)
             outcome = Outcome(call.key, value)
         except BaseException as error:
-            outcome = _failed(call, error)
+            outcome = failed(call.key, error)
         if inspect.isawaitable(outcome.value):
             call.thread = None
             shared.soon(_continue, shared, call, outcome.value)

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from offbeat.errors import OffbeatError, TaskError
-from offbeat.llm.calls import Calls, Outcome, Question
+from offbeat.llm.calls import Calls, Outcome, Question, failed
 from offbeat.llm.conversation import COMPLETE, Conversation, failure, turns_of
 from offbeat.llm.engine import Engine
 from offbeat.llm.requests import Request, Response
 from offbeat.llm.rewards import Reward, task_reward
-from offbeat.llm.tasks.base import EpisodeTask, Limits, Problem, Reply, Task, Turn, has_turns
+from offbeat.llm.tasks.base import Dialogue, EpisodeTask, Limits, Problem, Reply, Task, Turn, has_turns
 from offbeat.seeding import derive_seed
 from offbeat.types import Answer, End, Piece
 
@@ -195,12 +195,16 @@ class Dialogues:
         """Have the task answer a turn, or take the recorded answer."""
         if (recorded := one.recorded()) is not None:
             self._answer(one, recorded)
-        elif one.script is not None and one.is_at_end_of_script and one.script.end in _FROM_OUTSIDE:
+            return
+        if one.script is not None and one.is_at_end_of_script and one.script.end in _FROM_OUTSIDE:
             self._end(one, one.script.end)
+            return
+        step: Any = self._task.step  # type: ignore[attr-defined]
+        dialogue = one.dialogue(self._task.tokenizer)
+        if self._is_quick:
+            self._take_turn(one, _called(one, step, dialogue))
         else:
             self._wait(one, "tool")
-            step: Any = self._task.step  # type: ignore[attr-defined]
-            dialogue = one.dialogue(self._task.tokenizer)
             self._calls.call(one.name, step, dialogue, limit_s=self._limits.tool_s)
 
     def _answer(self, one: Conversation, answer: Answer) -> None:
@@ -290,12 +294,7 @@ class Dialogues:
         elif one.end not in COMPLETE:
             self._rewarded(one, Answer(len(one.answers), 0.0))
         elif self._is_quick:
-            try:
-                value = self._reward(one.dialogue(self._task.tokenizer))
-                self._take_reward(one, Outcome(one.name, value))
-            except Exception as error:
-                text = f"{type(error).__name__}: {error}"
-                self._take_reward(one, Outcome(one.name, None, text, text))
+            self._take_reward(one, _called(one, self._reward, one.dialogue(self._task.tokenizer)))
         else:
             self._wait(one, "reward")
             dialogue = one.dialogue(self._task.tokenizer)
@@ -411,6 +410,14 @@ class Dialogues:
         self._stop_waiting(one)
         self._calls.forget(one.name)
         one.question = None
+
+
+def _called(one: Conversation, function: Callable[..., Any], dialogue: Dialogue) -> Outcome:
+    """Call what is quick."""
+    try:
+        return Outcome(one.name, function(dialogue))
+    except Exception as error:
+        return failed(one.name, error)
 
 
 class _Chat:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
+from typing import Any
 
 from offbeat.errors import ConfigError
 from offbeat.llm.tasks.base import Dialogue, Problem, Split, Turn
@@ -43,6 +45,8 @@ class Calculator:
         self.max_new_tokens = 8 * self._most_calls + 4
         self.max_given_tokens = 8 * self._most_calls
         self._latency = Latency(latency_s, latency_sigma, latency_limit_s)
+        self.is_quick = not latency_s
+        self.step: Callable[[Dialogue], Any] = self._answer if self.is_quick else self._answer_late
         problems = _draw(max_calls, _NUM_HELD_OUT + _NUM_TRAIN)
         self._problems = {"held_out": problems[:_NUM_HELD_OUT], "train": problems[_NUM_HELD_OUT:]}
 
@@ -66,13 +70,18 @@ class Calculator:
             left = answer.removesuffix(";")
         return (*texts, left)
 
-    async def step(self, dialogue: Dialogue) -> Turn:
+    def _answer(self, dialogue: Dialogue) -> Turn:
         """Answer a call; a turn that is none is the answer."""
-        turn, text = len(dialogue.turns) - 1, dialogue.turns[-1]
-        if not text.endswith("?") or turn >= self._most_calls:
-            return Turn(reward=self.reward(dialogue.problem, text))
-        await self._latency.wait(dialogue.seed, turn)
-        return Turn(_calculate(text))
+        text = dialogue.turns[-1]
+        if text.endswith("?") and len(dialogue.turns) <= self._most_calls:
+            return Turn(_calculate(text))
+        return Turn(reward=self.reward(dialogue.problem, text))
+
+    async def _answer_late(self, dialogue: Dialogue) -> Turn:
+        turn = self._answer(dialogue)
+        if turn.text:
+            await self._latency.wait(dialogue.seed, len(dialogue.turns) - 1)
+        return turn
 
     def reward(self, problem: Problem, response: str) -> float:
         """Return 1.0 for the right answer."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from offbeat.llm.tasks.arithmetic import Arithmetic
 from offbeat.llm.tasks.base import Dialogue, Problem
 from offbeat.llm.tasks.latency import Latency
@@ -23,10 +26,11 @@ class SlowReward:
     ) -> None:
         self._sums = Arithmetic(digits)
         self._latency = Latency(latency_s, latency_sigma, latency_limit_s)
+        self.is_quick = not latency_s
+        self.reward: Callable[..., Any] = self._sums.reward if self.is_quick else self._late
         self.tokenizer, self.max_new_tokens = self._sums.tokenizer, self._sums.max_new_tokens
         self.num_problems, self.problem = self._sums.num_problems, self._sums.problem
 
-    async def reward(self, problem: Problem, response: str, dialogue: Dialogue) -> float:
-        """Return 1.0 for the right answer, after a while."""
+    async def _late(self, problem: Problem, response: str, dialogue: Dialogue) -> float:
         await self._latency.wait(dialogue.seed, 0)
         return self._sums.reward(problem, response)
