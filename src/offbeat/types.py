@@ -183,6 +183,11 @@ class Segment:
         return 1
 
     @property
+    def unit(self) -> str:
+        """The unit of `num_steps`; empty where the segment names none."""
+        return next((unit for unit in _UNITS if unit in self.units), "")
+
+    @property
     def oldest_version(self) -> int:
         """The version that staleness counts from."""
         return int(self.versions.item() if self.versions.size == 1 else self.versions.min())

@@ -30,7 +30,7 @@ class Letters:
     def __init__(self, reward: Callable[[Problem, str], object] | None = None) -> None:
         self.tokenizer = CharTokenizer("ab?;", add_bos=False)
         self.stop_ids = (2, *self.tokenizer.encode("?"))
-        self.max_new_tokens, self.max_given_tokens = 24, 24
+        self.max_prompt_tokens, self.max_new_tokens, self.max_given_tokens = 8, 24, 24
         self.num_rewards = 0
         self._reward = reward or (lambda problem, response: float(len(response)))
 

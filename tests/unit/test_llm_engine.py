@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -558,3 +559,20 @@ def test_bf16_runs() -> None:
     found = Engine(tiny(), slots=8, max_length=64, dtype=torch.bfloat16).generate(requests(2, most=20)[:1])
     assert len(found[0].tokens)
     assert np.isfinite(found[0].log_probs).all()
+
+
+def test_tokens_carry_the_time_at_which_they_were_made() -> None:
+    """Those of a response that goes on keep theirs; what was not drawn, and older work, has none."""
+    begin_s = time.time()
+    one = Engine(tiny(), slots=2, max_length=64)
+    (whole,) = one.generate([Request(0, (5, 6, 7), max_new_tokens=12, stop_ids=())])
+    assert len(whole.made_s) == len(whole.tokens) == 12
+    assert (np.diff(whole.made_s) >= 0).all()
+    assert begin_s <= whole.made_s[0] <= whole.made_s[-1] <= time.time()
+    begun = replace(whole, tokens=whole.tokens[:5], log_probs=whole.log_probs[:5], is_own=whole.is_own[:5])
+    begun = replace(begun, spans=(Span(0, 5),), end="", made_s=np.full(5, 77.0))
+    for former, first in ((begun, [77.0] * 5), (replace(begun, made_s=np.empty(0)), [np.nan] * 5)):
+        asked = Request(1, (5, 6, 7), max_new_tokens=12, stop_ids=(), begun=(former,))
+        (later,) = Engine(tiny(), slots=2, max_length=64).generate([asked])
+        np.testing.assert_array_equal(later.made_s[:5], first)
+        assert (later.made_s[5:] >= whole.made_s[-1]).all()

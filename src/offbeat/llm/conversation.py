@@ -31,6 +31,7 @@ class Conversation:
     sample: int
     problem: Problem
     seed: int = 0
+    max_new_tokens: int = 0
     script: Piece | None = None
     response: Response | None = None
     answers: list[Answer] = field(default_factory=list)
@@ -109,6 +110,7 @@ def to_tree(response: Response, answers: Sequence[Answer], end: End) -> StateTre
         "tokens": response.tokens,
         "log_probs": response.log_probs,
         "is_own": response.is_own,
+        "made_s": response.made_s,
         "spans": [list(span) for span in response.spans],
         "end": end,
         "answers": [list(answer) for answer in answers],
@@ -133,6 +135,7 @@ def from_tree(key: int, sample: int, tree: Mapping[str, Any], version: int) -> t
         is_own[:length],
         tuple(kept),
         tree["end"] if is_whole else "",
+        np.asarray(tree.get("made_s", np.full(len(is_own), np.nan)))[:length],
     )
     answers = [Answer(int(turn), value, str(error)) for turn, value, error in tree.get("answers", ())]
     return response, answers if response.end else answers[: _num_given(response)]

@@ -100,15 +100,11 @@ class Dialogues:
     ) -> None:
         """Begin a group of responses to a prompt, go on with what is begun, or repeat what scripts say."""
         known = {response.sample: (response, answers) for response, answers in begun}
+        most = min(self._limits.max_new_tokens, problem.max_new_tokens or self._limits.max_new_tokens)
+        seeds = [derive_seed(seed, "response", sample) for sample in range(size)]
         ones = [
-            Conversation(
-                key,
-                sample,
-                problem,
-                derive_seed(seed, "response", sample),
-                scripts[sample] if scripts else None,
-            )
-            for sample in range(size)
+            Conversation(key, sample, problem, own, most, scripts[sample] if scripts else None)
+            for sample, own in enumerate(seeds)
         ]
         left = []
         for one in ones:
@@ -126,7 +122,7 @@ class Dialogues:
                     key,
                     prompt,
                     num_samples=size,
-                    max_new_tokens=self._limits.max_new_tokens,
+                    max_new_tokens=most,
                     temperature=self._temperature,
                     stop_ids=None if stop_ids is None else tuple(stop_ids),
                     seed=seed,
@@ -224,7 +220,7 @@ class Dialogues:
 
     def _extend(self, one: Conversation, ids: Sequence[int]) -> bool:
         """Give a response more tokens; False if there is no room for them and a token after them."""
-        engine, left = self._engine, self._limits.max_new_tokens - one.num_own
+        engine, left = self._engine, one.max_new_tokens - one.num_own
         if left < 1 or not engine.is_held(*one.name) or not engine.has_room(*one.name, len(ids)):
             return False
         engine.extend(*one.name, ids, left)

@@ -128,6 +128,7 @@ class Engine:
         self._is_compiled = compile
         self.num_reads = 0
         self.num_steps = 0
+        self.num_row_steps = 0  # rows computed in all steps
         self.num_prefilled = 0
         self._pending: tuple[int, Mapping[str, Tensor]] | None = None
         self._waiting: deque[Open] = deque()
@@ -140,6 +141,7 @@ class Engine:
         self._at: list[Open | None] = [None] * self._size
         self._tokens = np.zeros((self._size, self._length), np.int32)
         self._log_probs = np.zeros((self._size, self._length), np.float32)
+        self._made_s = np.full((self._size, self._length), np.nan)
         self._position = np.zeros(self._size, np.int64)
         self._classes = np.full(self._size, FREE, np.int64)
         self._class_ends = np.zeros(self._size, np.int64)  # last positions of the classes of rows
@@ -240,6 +242,7 @@ class Engine:
         one.given.append((begin, end))
         self._tokens[one.slot, begin:end] = tokens
         self._log_probs[one.slot, begin:end] = 0.0
+        self._made_s[one.slot, begin:end] = np.nan
         one.length, one.num_new = end, one.num_own(end) + max_new_tokens
         one.has_ended_turn = False
         # Without a cache of what came before, all of it is fed.
@@ -319,6 +322,7 @@ class Engine:
             )
             self._take(result, np.arange(self._num_rows))
             self.num_steps += 1
+            self.num_row_steps += self._num_rows
         finished, self._finished = self._finished, []
         return finished
 
@@ -355,6 +359,7 @@ class Engine:
         self._position[slots] = position
         self._tokens[slots, position] = read[0]
         self._log_probs[slots, position] = read[2].view(np.float32)
+        self._made_s[slots, position] = time.time()
         for index in np.flatnonzero(read[1]):
             one = self._at[slots[index]]
             assert one is not None, "a slot without a response is no row"
@@ -450,6 +455,8 @@ class Engine:
             if one.begun is not None:
                 self._tokens[one.slot, len(prompt) : one.length] = one.begun.tokens
                 self._log_probs[one.slot, len(prompt) : one.length] = one.begun.log_probs
+                made_s = one.begun.made_s
+                self._made_s[one.slot, len(prompt) : one.length] = made_s if len(made_s) else np.nan
             one.begin_span(one.length, self.version, is_rebuilt=not one.is_fresh)
             self._num_filtered += _is_filtered(one.request)
         self._is_arranged = False
@@ -608,7 +615,7 @@ class Engine:
             self._slots.move(sources.tolist(), targets.tolist(), min(self._length, ceil_to(longest, bucket)))
             moved = [self._at[slot] for slot in sources]
             gone = np.setdiff1d(sources, targets)
-            for array in (self._tokens, self._log_probs, self._position, self._classes):
+            for array in (self._tokens, self._log_probs, self._made_s, self._position, self._classes):
                 array[targets] = array[sources]
             self._classes[gone] = FREE
             for slot in gone:
@@ -670,17 +677,19 @@ class Engine:
             length, begun = one.length, one.begun
             tokens = begun.tokens if begun is not None else np.empty(0, np.int32)
             log_probs = begun.log_probs if begun is not None else np.empty(0, np.float32)
+            made_s = begun.made_s if begun is not None else np.empty(0)
         else:
             length = self._known(one)
             tokens = self._tokens[one.slot, begin:length].copy()
             log_probs = self._log_probs[one.slot, begin:length].copy()
+            made_s = self._made_s[one.slot, begin:length].copy()
         is_own = np.ones(length - begin, np.bool_)
         for first, last in one.given:
             is_own[first - begin : last - begin] = False
         spans = list(one.spans)
         if size := one.num_own(length) - sum(span.size for span in spans):
             spans.append(Span(one.version, size, one.is_rebuilt))
-        return Response(one.request.key, one.sample, tokens, log_probs, is_own, tuple(spans), end)
+        return Response(one.request.key, one.sample, tokens, log_probs, is_own, tuple(spans), end, made_s)
 
 
 def _compiled() -> Callable[..., Tensor]:

@@ -19,6 +19,7 @@ class Response:
 
     ``tokens`` are all after the prompt; ``log_probs`` those of its own tokens under the weights and the
     temperature that drew them, 0 where ``is_own`` is false: these were given, such as the answer of a tool.
+    ``made_s`` says when each token was made, in seconds since 1970; NaN where that is not known.
     ``spans`` say which version made how many of its own tokens, in order, ``end`` why it ended; it is empty
     for a response under way.
     """
@@ -30,6 +31,7 @@ class Response:
     is_own: NDArray[np.bool_]
     spans: tuple[Span, ...] = ()
     end: End = ""
+    made_s: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
     @property
     def piece(self) -> Piece:

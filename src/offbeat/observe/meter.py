@@ -18,6 +18,7 @@ from itertools import chain, zip_longest
 import numpy as np
 
 from offbeat.observe.callbacks import Bottleneck
+from offbeat.observe.lengths import Lengths
 from offbeat.pacing.actions import Pace
 from offbeat.pacing.events import (
     CollectorDown,
@@ -133,6 +134,7 @@ class Meter:
         self._present = set(range(num_collectors))
         self._samples_by_env = [[0] for _ in range(num_collectors)]  # of one that does not say, in a sum
         self._totals = _Totals()
+        self._lengths = Lengths()
         self._window = _Window()
         self._measured: Metrics = {}  # metrics of the round that ended
         self._collecting: Metrics = {}  # rates of the last round that had something collected
@@ -144,7 +146,8 @@ class Meter:
         self._rounds_here = 0
         self._first_ticket_s = 0.0
         self._last_round_s = 0.0
-        self._steps_before = 0
+        self._samples_before = 0
+        self._unit = ""
         self._eval_skipped_before = 0
         self._return_mean = math.nan
         self._length_mean = math.nan
@@ -192,8 +195,10 @@ class Meter:
         totals.arrived += 1
         totals.samples += samples
         totals.env_steps += segment.units.get("env_steps", 0)
+        self._unit = self._unit or segment.unit
         self._window.waits_ms.update({unit: segment.units[unit] for unit in _WAITS if unit in segment.units})
         if segment.pieces:
+            self._lengths.arrived(segment)
             self._count_pieces(segment.pieces)
 
     def _count_pieces(self, pieces: Sequence[Piece]) -> None:
@@ -266,6 +271,7 @@ class Meter:
         if self._rounds_here == _ROUNDS_TRUSTED:
             for _ in range(len(self._recent_rounds_s) - _ROUNDS_TRUSTED + _ROUNDS_SLOW):
                 self._recent_rounds_s.popleft()
+        self._lengths.trained(batch.segments)
         self._count_episodes(batch)
         self._count_environments(batch)
         self._window = _Window(start_s=ended_s)
@@ -379,6 +385,11 @@ class Meter:
         return self._totals.env_steps
 
     @property
+    def samples(self) -> tuple[int, str]:
+        """Samples that arrived since the run's first round, and their unit, such as ``tokens``."""
+        return self._totals.samples, self._unit
+
+    @property
     def first_ticket_s(self) -> float | None:
         """Time at which this start of the run began to collect; None before."""
         return self._first_ticket_s or None
@@ -390,9 +401,9 @@ class Meter:
 
     @property
     def steps_per_s(self) -> float:
-        """Environment steps per second of this start of the run, from its first ticket to its last round."""
+        """Samples per second of this start of the run, from its first ticket to its last round."""
         seconds = self.rounds_s
-        return (self.env_steps - self._steps_before) / seconds if seconds > 0 else 0.0
+        return (self._totals.samples - self._samples_before) / seconds if seconds > 0 else 0.0
 
     @property
     def return_mean_100(self) -> float:
@@ -433,6 +444,7 @@ class Meter:
             "rollout/total_episodes": totals.episodes,
             "rollout/generation_errors": totals.generation_errors,
             **self._ends(),
+            **self._lengths.metrics(),
             **self._begun(),
             "rollout/samples_by_env_min": min(chain(*self._samples_by_env)),
             "rollout/samples_by_env_max": max(chain(*self._samples_by_env)),
@@ -482,6 +494,7 @@ class Meter:
         """Counters and running means; what is under way belongs to the attempt and is left out."""
         return {
             "totals": asdict(self._totals),
+            "lengths": self._lengths.state_dict(),
             "samples_by_env": [list(by_env) for by_env in self._samples_by_env],
             "recent_returns": list(self._recent_returns),
             "recent_rounds_s": list(self._recent_rounds_s),
@@ -497,6 +510,7 @@ class Meter:
         """
         self._totals = _Totals(**state["totals"])
         numbers(asdict(self._totals).values())
+        self._lengths.load_state_dict(state.get("lengths"))
         # Earlier versions counted the samples of each collector, without its environments.
         by_env = state.get("samples_by_env") or [[0] for _ in self._samples_by_env]
         for index, samples in enumerate(by_env[: len(self._samples_by_env)]):
@@ -511,7 +525,7 @@ class Meter:
         self._waiting = {number: (queued.get(number, 0), 0) for number in ready}
         self._window = _Window()
         self._rounds_here, self._first_ticket_s, self._last_round_s = 0, 0.0, 0.0
-        self._steps_before = self._totals.env_steps
+        self._samples_before = self._totals.samples
         self._eval_skipped_before = self._pace.eval_skipped
 
 

@@ -47,7 +47,8 @@ def attach(
         driver.observe(hooks.round_handlers())
     if summary.algorithm:
         driver.observe({}, state=lambda: {"algorithm": summary.algorithm})
-    driver.observe(Advisor(settings.async_training.off_policy_degree, driver.faults.append).handlers())
+    dial, is_parallel = settings.async_training.off_policy_degree, settings.runtime.kind != "inline"
+    driver.observe(Advisor(dial, driver.faults.append, is_parallel=is_parallel).handlers())
     driver.observe(hooks.handlers(), close=console.close, flush=partial(console.refresh, driver.phase))
     console.open(point.version if point.resumed else None)
 

@@ -60,7 +60,12 @@ def shape_of(model: DecoderConfig, task: Task) -> Shape:
 def check(config: RunConfig) -> None:
     """Make the task and fit the network to it, so that a mistake is found before anything runs."""
     own, task = grpo_config(config), task_of(config)
-    shape_of(own.model, task)
+    shape = shape_of(own.model, task)
+    if task.max_prompt_tokens >= shape.max_positions:
+        raise ConfigError(
+            f"env: prompts of {config.env.id} have up to {task.max_prompt_tokens} tokens, and the model has"
+            f" {shape.max_positions} positions: choose shorter problems by env.kwargs, or another model"
+        )
     eval_task_of(config)
     reward_of(own)
     if own.warmup.accuracy is not None:
@@ -93,7 +98,8 @@ def _make_evaluator(config: RunConfig, context: WorkerContext) -> Evaluator:
     from offbeat.algorithms.grpo.evaluator import AccuracyEvaluator
 
     own, task = grpo_config(config), eval_task_of(config)
-    return AccuracyEvaluator(own, task, shape_of(own.model, task), reward_of(own))
+    shape = shape_of(own.model, task)
+    return AccuracyEvaluator(own, task, shape, config.eval.episodes, reward_of(own))
 
 
 def _make_policy(config: RunConfig, weights: Weights) -> Policy:

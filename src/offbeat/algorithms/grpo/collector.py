@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from offbeat.algorithms.grpo.config import GRPOConfig
+from offbeat.algorithms.grpo.metrics import Load
 from offbeat.llm.conversation import Conversation, from_tree, to_tree
 from offbeat.llm.dialogues import Dialogues
 from offbeat.llm.engine import Engine
@@ -68,7 +69,7 @@ class GroupCollector:
         self._engine = Engine(
             Decoder(shape).initialize(0),
             slots=slots,
-            max_length=min(shape.max_positions, _longest_prompt(task) + most_tokens(task, max_new_tokens)),
+            max_length=min(shape.max_positions, task.max_prompt_tokens + most_tokens(task, max_new_tokens)),
             bucket=engine.bucket,
             on_swap=engine.on_swap,
             version=-1,
@@ -81,6 +82,7 @@ class GroupCollector:
             temperature=config.temperature,
             reward=reward,
         )
+        self._load = Load(self._engine)
         self._version = -1
         self._groups: dict[int, _Group] = {}
 
@@ -119,11 +121,9 @@ class GroupCollector:
     def advance(self) -> Progress:
         """Generate for 20 ms, or until a group is whole."""
         began_s, num_before, dialogues = time.perf_counter(), self._dialogues.num_made, self._dialogues
-        self._take(dialogues.step())
-        segments = self._whole()
+        segments = self._step()
         while not segments and dialogues.is_busy and time.perf_counter() - began_s < _PIECE_S:
-            self._take(dialogues.step())
-            segments = self._whole()
+            segments = self._step()
         num_tokens = dialogues.num_made - num_before
         idle = not segments and not dialogues.is_busy
         busy_s = 0.0 if idle and not num_tokens else time.perf_counter() - began_s
@@ -154,11 +154,13 @@ class GroupCollector:
 
     # ------------------------------------------------------------ segments
 
-    def _take(self, over: Sequence[Conversation]) -> None:
-        for one in over:
+    def _step(self) -> list[Segment]:
+        """Make a token in each row; return the groups that are whole."""
+        began_s, num_steps = time.perf_counter(), self._engine.num_steps
+        for one in self._dialogues.step():
             self._groups[one.key].over[one.sample] = one
-
-    def _whole(self) -> list[Segment]:
+        if self._engine.num_steps > num_steps:
+            self._load.count(began_s)
         size = self._config.group_size
         whole = [number for number, group in self._groups.items() if len(group.over) == size]
         return [self._segment(self._groups.pop(number)) for number in whole]
@@ -173,6 +175,8 @@ class GroupCollector:
             "log_probs": np.concatenate([one.log_probs for one in responses]),
             "is_own": np.concatenate([one.is_own for one in responses]),
             "rewards": np.array(rewards, np.float64),  # NaN for those that have none
+            "made_s": np.concatenate([one.made_s for one in responses]),
+            "load": self._load.take(),
         }
         versions = np.concatenate([one.versions for one in responses]).astype(np.int64)
         rewarded = [one for one in ones if math.isfinite(one.reward)]
@@ -195,9 +199,3 @@ def _waits(ones: Sequence[Conversation]) -> dict[str, int]:
         "reward_ms": round(1000.0 * sum(one.reward_s for one in ones)),
     }
     return {unit: ms for unit, ms in waits.items() if ms}
-
-
-def _longest_prompt(task: Task) -> int:
-    """Tokens of the longest prompt, from those of the first problems, with room for others."""
-    first = (task.problem("train", index).prompt for index in range(min(100, task.num_problems("train"))))
-    return 2 * max(len(task.tokenizer.encode(prompt)) for prompt in first)

@@ -30,7 +30,11 @@ class WarmupConfig(Section):
         default=0.25,
         gt=0,
         lt=1,
-        description="Ends when so many held-out problems are answered rightly; null: no warm-up.",
+        description="Ends when greedy responses to held-out problems have this mean reward; null: none.",
+    )
+    check_steps: int = Field(default=25, ge=1, description="Optimizer steps between two looks at it.")
+    most_tokens: int | None = Field(
+        default=None, ge=2, description="Longest answer to train on, in tokens with the end; null: any."
     )
     most_steps: int = Field(default=4_000, ge=1, description="Optimizer steps after which it ends anyway.")
     batch_size: int = Field(default=64, ge=1, description="Problems of one step.")

@@ -34,8 +34,10 @@ def accuracy(
     limits = limits or Limits(task.max_new_tokens)
     problems = [task.problem("held_out", index) for index in range(min(count, task.num_problems("held_out")))]
     prompts = [tuple(task.tokenizer.encode(problem.prompt)) for problem in problems]
-    longest = max(map(len, prompts)) + most_tokens(task, limits.max_new_tokens)
-    engine = Engine(model, slots=_SLOTS, max_length=min(longest, model.shape.max_positions))
+    sizes = [min(limits.max_new_tokens, one.max_new_tokens or limits.max_new_tokens) for one in problems]
+    longest = max(map(len, prompts)) + most_tokens(task, max(sizes))
+    slots, most = min(_SLOTS, len(prompts)), model.shape.max_positions
+    engine = Engine(model, slots=slots, max_length=min(longest, most))
     woken = threading.Event()
     dialogues = Dialogues(engine, task, limits, woken.set, temperature=0.0, reward=reward)
     for key, (problem, prompt) in enumerate(zip(problems, prompts, strict=True)):
@@ -54,14 +56,17 @@ def accuracy(
 
 
 class AccuracyEvaluator:
-    """Evaluates all held-out problems of a task."""
+    """Evaluates the first ``episodes`` held-out problems of a task, or all where it has fewer."""
 
-    def __init__(self, config: GRPOConfig, task: Task, shape: Shape, reward: Reward | None = None) -> None:
+    def __init__(
+        self, config: GRPOConfig, task: Task, shape: Shape, episodes: int, reward: Reward | None = None
+    ) -> None:
         self._task, self._model, self._reward = task, Decoder(shape), reward
+        self._episodes = episodes
         self._limits = config.limits(config.max_new_tokens or task.max_new_tokens)
 
     def evaluate(self, weights: Mapping[str, Any], seed: int) -> Metrics:
         """Return the mean reward as ``eval/return_mean``."""
         self._model.set_weights({name: torch.as_tensor(value) for name, value in weights.items()})
-        count = self._task.num_problems("held_out")
-        return {"eval/return_mean": accuracy(self._model, self._task, count, self._limits, self._reward)}
+        found = accuracy(self._model, self._task, self._episodes, self._limits, self._reward)
+        return {"eval/return_mean": found}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from offbeat.algorithms.grpo.config import GRPOConfig
+from offbeat.algorithms.grpo.metrics import by_age, own_ages, round_metrics
 from offbeat.algorithms.grpo.warmup import warm_up
 from offbeat.errors import DivergedError
 from offbeat.llm.model import Decoder, Packing
@@ -88,8 +90,15 @@ class GRPOLearner:
     def train(self, batch: Batch) -> Metrics:
         """Take one optimizer step on the round's responses; return its metrics."""
         self._warm_up()
+        found = round_metrics(batch.segments, time.time())
         samples = Samples(batch.segments, self._config)
-        losses, log_ratios, entropies = [], [], []
+        ages = [
+            one
+            for segment in batch.segments
+            for one, reward in zip(own_ages(segment, batch.version), segment.data["rewards"], strict=True)
+            if np.isfinite(reward)
+        ]
+        losses, log_ratios, entropies, ages_seen = [], [], [], []
         for indices in micro_batches(samples.lengths, self._config.tokens_per_batch):
             packing, tokens, own, behaviour, advantages = samples.of(indices)
             log_probs, entropy = own_log_probs(self._model, packing, tokens, own, self._config.temperature)
@@ -99,6 +108,7 @@ class GRPOLearner:
             losses.append(loss.detach())
             log_ratios.append((log_probs.detach() - behaviour).numpy())
             entropies.append(entropy)
+            ages_seen += [ages[index] for index in indices]
         norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._config.max_grad_norm)
         loss_value = float(torch.stack(losses).sum())
         if not (np.isfinite(loss_value) and bool(norm.isfinite())):
@@ -111,6 +121,8 @@ class GRPOLearner:
         ratios = np.concatenate(log_ratios)
         outside = (ratios < np.log1p(-self._config.clip_low)) | (ratios > np.log1p(self._config.clip_high))
         return {
+            **found,
+            **by_age(ratios, np.concatenate(ages_seen)),
             "learn/loss": loss_value,
             "learn/grad_norm": float(norm),
             "learn/learning_rate": self._config.lr,

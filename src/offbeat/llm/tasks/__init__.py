@@ -25,11 +25,13 @@ from offbeat.llm.tasks.base import (
     stop_ids_of,
 )
 from offbeat.llm.tasks.calculator import Calculator
+from offbeat.llm.tasks.reverse import Reverse
 from offbeat.llm.tasks.slow_reward import SlowReward
 
 TASKS: dict[str, Callable[..., Task]] = {
     "arithmetic": Arithmetic,
     "calculator": Calculator,
+    "reverse": Reverse,
     "slow_reward": SlowReward,
 }
 """Tasks by the name that ``env.id`` gives."""
@@ -49,7 +51,7 @@ __all__ = [
     "make_task",
 ]
 
-_WANTED = ("tokenizer", "max_new_tokens", "num_problems", "problem", "reward")
+_WANTED = ("tokenizer", "max_prompt_tokens", "max_new_tokens", "num_problems", "problem", "reward")
 _TRIED = 3
 
 

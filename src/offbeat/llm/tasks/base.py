@@ -16,11 +16,13 @@ Split = Literal["train", "held_out"]
 class Problem:
     """One problem: a prompt, and the answer that its task rewards. Example: ``Problem("21+43=", "640")``.
 
+    ``max_new_tokens`` is the longest response to it, where that is shorter than its task's;
     ``source`` and ``extra`` are for reward functions that want to know where a problem is from, and more.
     """
 
     prompt: str
     answer: str
+    max_new_tokens: int | None = None
     source: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -76,6 +78,11 @@ class Task(Protocol):
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokens that texts are written in."""
+        ...
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Tokens of the longest prompt, of all splits."""
         ...
 
     @property

@@ -15,6 +15,7 @@ from offbeat.llm.tokens import CharTokenizer
 _NUM_HELD_OUT, _NUM_TRAIN = 1_000, 20_000
 _MOST_VALUE = 999
 _EXTRA_CALLS = 1
+_LONGEST_PROMPT = 21
 _CALL = re.compile(r"(\d{1,4})([+*-])(\d{1,4})\?")
 
 
@@ -47,6 +48,7 @@ class Calculator:
         self._latency = Latency(latency_s, latency_sigma, latency_limit_s)
         self.is_quick = not latency_s
         self.step: Callable[[Dialogue], Any] = self._answer if self.is_quick else self._answer_late
+        self.max_prompt_tokens = _LONGEST_PROMPT
         problems = _draw(max_calls, _NUM_HELD_OUT + _NUM_TRAIN)
         self._problems = {"held_out": problems[:_NUM_HELD_OUT], "train": problems[_NUM_HELD_OUT:]}
 

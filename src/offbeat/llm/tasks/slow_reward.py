@@ -29,6 +29,7 @@ class SlowReward:
         self.is_quick = not latency_s
         self.reward: Callable[..., Any] = self._sums.reward if self.is_quick else self._late
         self.tokenizer, self.max_new_tokens = self._sums.tokenizer, self._sums.max_new_tokens
+        self.max_prompt_tokens = self._sums.max_prompt_tokens
         self.num_problems, self.problem = self._sums.num_problems, self._sums.problem
 
     async def _late(self, problem: Problem, response: str, dialogue: Dialogue) -> float:
