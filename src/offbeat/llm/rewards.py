@@ -66,21 +66,23 @@ def _ours(function: Callable[..., Any]) -> Reward:
 
 
 def _verl(function: Callable[..., Any]) -> Reward:
+    wanted = _wanted(function)
+
     def arguments(dialogue: Dialogue) -> tuple[tuple[Any, ...], dict[str, Any]]:
         problem = dialogue.problem
-        return (), {
+        whole = {
             "data_source": problem.source,
             "solution_str": dialogue.turns[-1],
             "ground_truth": problem.answer,
             "extra_info": dict(problem.extra),
         }
+        return (), wanted(whole)
 
     return _adapted(function, arguments, _score)
 
 
 def _trl(function: Callable[..., Any]) -> Reward:
-    parameters = inspect.signature(function).parameters
-    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    wanted = _wanted(function)
 
     def arguments(dialogue: Dialogue) -> tuple[tuple[Any, ...], dict[str, Any]]:
         problem = dialogue.problem
@@ -90,7 +92,7 @@ def _trl(function: Callable[..., Any]) -> Reward:
             "completions": [dialogue.turns[-1]],
             **{name: [value] for name, value in columns.items()},
         }
-        return (), whole if takes_all else {name: whole[name] for name in parameters if name in whole}
+        return (), wanted(whole)
 
     return _adapted(function, arguments, _first)
 
@@ -118,6 +120,13 @@ def _adapted(
 
 async def _after(value: Awaitable[Any], read: Callable[[Any], float]) -> float:
     return read(await value)
+
+
+def _wanted(function: Callable[..., Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return what leaves out the arguments that a function does not take."""
+    parameters = inspect.signature(function).parameters
+    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    return lambda whole: {name: one for name, one in whole.items() if takes_all or name in parameters}
 
 
 def _positional(function: Callable[..., Any]) -> Sequence[str]:
