@@ -280,6 +280,20 @@ def test_an_answer_that_does_not_fit_ends_the_response() -> None:
     assert desk.engine.num_free == 16
 
 
+class OwnReward(Episodes):
+    """An episode without a reward beside it."""
+
+    @property
+    def reward(self) -> object:  # type: ignore[override]
+        raise AttributeError("reward")
+
+
+def test_an_episode_needs_no_reward_beside_it() -> None:
+    desk = Desk(OwnReward())
+    desk.begin(2)
+    assert all(math.isfinite(one.reward) for one in desk.finish(8).values())
+
+
 class Hasty(Episodes):
     """An episode that does something else than it may."""
 

@@ -21,8 +21,8 @@ _FORMS = (
 
 
 def task_reward(task: Task) -> Reward:
-    """Return the reward of a task as a function of the dialogue."""
-    return _ours(task.reward)
+    """Return the reward of a task as a function of the dialogue; an episode returns its own."""
+    return _ours(task.reward) if hasattr(task, "reward") else _none
 
 
 def named_reward(name: str) -> Reward:
@@ -53,6 +53,10 @@ def as_reward(function: Callable[..., Any]) -> Reward:
         f"algorithm.reward.function: {getattr(function, '__name__', function)} takes ({', '.join(names)}): "
         f"a reward is {_FORMS}"
     )
+
+
+def _none(dialogue: Dialogue) -> float:
+    raise TypeError("the task has no reward beside what its episodes return")
 
 
 def _ours(function: Callable[..., Any]) -> Reward:

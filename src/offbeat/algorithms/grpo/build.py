@@ -67,7 +67,10 @@ def check(config: RunConfig) -> None:
             f" {shape.max_positions} positions: choose shorter problems by env.kwargs, or another model"
         )
     eval_task_of(config)
-    reward_of(own)
+    if reward_of(own) is not None and hasattr(task, "episode"):
+        raise ConfigError(
+            f"algorithm.reward.function: episodes of {config.env.id} return their own: leave it out"
+        )
     if own.warmup.accuracy is not None:
         check_expert(task)
 
