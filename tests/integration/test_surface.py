@@ -96,6 +96,8 @@ GRPO_METRICS = [
     "rollout/ended_cut",
     "rollout/ended_timeout",
     "rollout/ended_error",
+    "rollout/answers_failed",
+    "rollout/answers_timeout",
     "rollout/length_p95",
     "rollout/length_max",
     "rollout/truncated_ratio",

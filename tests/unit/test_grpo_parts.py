@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import offbeat
-from offbeat.algorithms.grpo.collector import _cut_back, _tree
 from offbeat.algorithms.grpo.config import GRPOConfig, WarmupConfig
 from offbeat.algorithms.grpo.dropping import why_dropped
 from offbeat.algorithms.grpo.evaluator import AccuracyEvaluator
 from offbeat.algorithms.grpo.metrics import by_age, round_metrics
 from offbeat.algorithms.grpo.warmup import _draw, warm_up
 from offbeat.errors import ConfigError
+from offbeat.llm.conversation import from_tree, to_tree
 from offbeat.llm.model import Decoder
 from offbeat.llm.packing import micro_batches
 from offbeat.llm.requests import Response
@@ -27,7 +27,7 @@ from offbeat.llm.shape import Shape
 from offbeat.llm.tasks import Problem, Task, make_task
 from offbeat.llm.tasks.arithmetic import Arithmetic
 from offbeat.llm.tasks.base import Split
-from offbeat.types import Piece, Segment, Span, Ticket
+from offbeat.types import Answer, Piece, Segment, Span, Ticket
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 100))
@@ -77,6 +77,9 @@ def test_warm_up_reaches_an_accuracy_or_says_so(caplog: pytest.LogCaptureFixture
     assert "raise algorithm.warmup.most_steps" in caplog.text
 
 
+ANSWERS = [Answer(0, "12"), Answer(1, 1.0)]
+
+
 def test_begun_work_is_cut_back_to_the_versions_that_there_are() -> None:
     """Two own tokens of version 3, two given ones, one of version 4 and one of version 5."""
     is_own = np.array([True, True, False, False, True, True])
@@ -90,10 +93,11 @@ def test_begun_work_is_cut_back_to_the_versions_that_there_are() -> None:
         "eos",
     )
     for version, length, end in ((5, 6, "eos"), (4, 5, ""), (3, 4, ""), (2, 0, "")):
-        cut = _cut_back(7, 1, _tree(whole), version)
+        cut, answers = from_tree(7, 1, to_tree(whole, ANSWERS, whole.end), version)
         assert (len(cut.tokens), len(cut.is_own), cut.end) == (length, length, end)
         assert all(span.version <= version for span in cut.spans)
         assert sum(span.size for span in cut.spans) == cut.is_own.sum()
+        assert answers == (ANSWERS if end else ANSWERS[:1] if length else [])
 
 
 @pytest.mark.parametrize(
@@ -139,7 +143,7 @@ def test_reward_of_a_reversed_string_counts_up_to_the_first_mistake() -> None:
     assert {text: task.reward(problem, text) for text in responses} == responses
 
 
-@pytest.mark.parametrize("name", ["arithmetic", "reverse"])
+@pytest.mark.parametrize("name", ["arithmetic", "calculator", "reverse", "slow_reward"])
 def test_no_prompt_or_answer_is_longer_than_its_task_says(name: str) -> None:
     task = make_task(name, {})
     problems = [task.problem(split, index) for split in ("train", "held_out") for index in range(1_000)]
@@ -151,7 +155,7 @@ def test_warm_up_on_short_answers_alone() -> None:
     task = make_task("reverse", {})
     batch = _draw(task, WarmupConfig(batch_size=40, most_tokens=9), np.random.default_rng(0))
     assert len(batch) == 40
-    assert max(len(answer) for _, answer in batch) == 8
+    assert max(sum(is_answer) for _, is_answer in batch) == 9
     with pytest.raises(ConfigError, match="most_tokens"):
         _draw(task, WarmupConfig(batch_size=2, most_tokens=3), np.random.default_rng(0))
 
@@ -210,7 +214,7 @@ def test_evaluations_take_as_many_held_out_problems_as_asked_for() -> None:
             return super().problem(split, index)
 
     task = Counting()
-    evaluator = AccuracyEvaluator(task, tiny_shape(task), episodes=3)
+    evaluator = AccuracyEvaluator(GRPOConfig(), task, tiny_shape(task), episodes=3)
     weights = {name: one.numpy() for name, one in Decoder(tiny_shape(task)).initialize(0).weights().items()}
     assert 0.0 <= evaluator.evaluate(weights, 0)["eval/return_mean"] <= 1.0
     assert task.asked == [("held_out", index) for index in range(3)]

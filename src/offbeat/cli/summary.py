@@ -65,6 +65,7 @@ def summary_rows(result: Result) -> dict[str, str]:
         **({} if success is None else {"evaluation success": f"{success:.0%}"}),
         "max staleness": f"{result.max_staleness}{' (replayed)' if REPLAY_METRIC in result.metrics else ''}",
         "dropped samples": f"{dropped:,.0f}",
+        **_lockstep(result),
         **({} if history is None else _settled(history) | failures(history) | _losses(history)),
         "digest": result.digest,
         "run directory": str(result.run_dir),
@@ -75,6 +76,14 @@ def summary_rows(result: Result) -> dict[str, str]:
     rows["resume"] = _resume_command(result)
     verbs = ("eval", "play", "replay") if result.has_evaluator else ("play", "replay")
     return rows | {verb: f"offbeat {verb} {run}" for verb in verbs}
+
+
+def _lockstep(result: Result) -> dict[str, str]:
+    """Say from which round on a run at k = 0 depended on time, if it did."""
+    until = result.metrics.get("pace/lockstep_until")
+    if until is None:
+        return {}
+    return {"lockstep": f"reproducible up to round {until:,.0f}, in which a time limit ended something"}
 
 
 def _samples(result: Result) -> tuple[int, str]:

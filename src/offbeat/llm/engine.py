@@ -222,6 +222,15 @@ class Engine:
         # Without a cache of what came before, all of it is fed.
         self._resuming[one] = 0 if one.stamp is None else begin - 1
 
+    def is_held(self, key: int, sample: int) -> bool:
+        """Return True for a response that has ended its turn and keeps its cache."""
+        one = self._open.get((key, sample))
+        return one is not None and one.has_ended_turn
+
+    def has_room(self, key: int, sample: int, num_tokens: int) -> bool:
+        """Return True if a held response can be extended by so many tokens."""
+        return self._held(key, sample).length + num_tokens < self.max_length
+
     def release(self, key: int, sample: int) -> None:
         """Forget a held response."""
         self._free(self._held(key, sample))

@@ -43,6 +43,10 @@ class Tokenizer(Protocol):
         """Return the ids of a text, after the id that begins texts where the model has one."""
         ...
 
+    def encode_more(self, text: str) -> list[int]:
+        """Return the ids of a text that comes after others, such as the answer of a tool."""
+        ...
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, without special tokens."""
         ...
@@ -87,6 +91,10 @@ class HubTokenizer:
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, with the special tokens that tokenizer.json puts around it."""
         return list(self._tokenizer.encode(text).ids)
+
+    def encode_more(self, text: str) -> list[int]:
+        """Return the ids of a text without special tokens around it."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, without special tokens; bytes that are no UTF-8 become U+FFFD."""
@@ -139,6 +147,10 @@ class CharTokenizer:
                 " add it to `characters`"
             )
         return [self.bos_id] * self.add_bos + [self._ids[character] for character in text]
+
+    def encode_more(self, text: str) -> list[int]:
+        """Return an id per character."""
+        return self.encode(text)[self.add_bos :]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, without padding, begin and end; ids behind the alphabet become U+FFFD."""

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from offbeat.observe.text import number, plain
 from offbeat.pacing.auto import AutoConfig, excess
 from offbeat.pacing.config import AUTO
-from offbeat.pacing.events import DialTurned, EvalDone, Handlers, RoundTrained, Signals
+from offbeat.pacing.events import DialTurned, EvalDone, Handlers, RoundTrained, SegmentArrived, Signals
+from offbeat.types import TIMEOUT
 
 _ROUNDS = 5
 _ROUNDS_TIMED, _ROUNDS_UNTIMED = 20, 5  # the first ones at a k compile kernels and fill queues
@@ -33,9 +34,11 @@ class Advisor:
         self._timed: deque[Signals] = deque(maxlen=_ROUNDS_TIMED)
         self._num_at_degree = 0
         self._has_told_of_age = self._has_told_of_actions = self._has_told_of_time = False
+        self._has_told_of_limits = False
 
     def handlers(self) -> Handlers:
         return {
+            SegmentArrived: self._arrived,
             RoundTrained: self._round_trained,
             EvalDone: self._evaluated,
             DialTurned: self._dial_turned,
@@ -43,6 +46,20 @@ class Advisor:
 
     def _dial_turned(self, event: DialTurned, now_s: float) -> None:
         self._dial = event.off_policy_degree
+
+    def _arrived(self, event: SegmentArrived, now_s: float) -> None:
+        """Say where weights at k = 0 begin to depend on time: a limit of time ended something."""
+        if self._has_told_of_limits or self._dial != 0:
+            return
+        pieces, number = event.segment.pieces, event.segment.ticket.number
+        ends = {piece.end for piece in pieces} & {"timeout", "cut"}
+        if ends or any(answer.error == TIMEOUT for piece in pieces for answer in piece.answers):
+            self._has_told_of_limits = True
+            self._tell(
+                f"a time limit ended something of ticket {number}: from here on another run at k = 0 comes to"
+                " other weights, though a replay of this one to the same. Raise algorithm.reward.timeout_s or"
+                " algorithm.tool.timeout_s, or make what is called faster"
+            )
 
     def _round_trained(self, event: RoundTrained, now_s: float) -> None:
         """Look at the last rounds at one k."""

@@ -10,9 +10,9 @@ those of its window. Counters are totals since the run's first round and survive
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import chain, zip_longest
 
 import numpy as np
@@ -38,7 +38,7 @@ from offbeat.pacing.events import (
     TrainStarted,
 )
 from offbeat.reading import numbers
-from offbeat.types import Batch, Metrics, Segment, StateTree
+from offbeat.types import TIMEOUT, Batch, Metrics, Piece, Segment, StateTree
 
 _EPISODES_AVERAGED = 100
 _ROUNDS_AVERAGED = 50
@@ -51,6 +51,8 @@ _RATES = (
     "pace/overlap_efficiency",
     "rollout/steps_per_s",
 )
+_WAITS = {"tool_ms": "rollout/waiting_for_tool", "reward_ms": "rollout/waiting_for_reward"}
+"""Units that are times of waiting: the mean number of pieces that waited follows from their sum."""
 _NOTHING = (0, 0)
 _MOST_ENVS = 256
 """With more environments than this, events do not name what each gave to a round."""
@@ -80,6 +82,10 @@ class _Totals:
     ended_cut: int = 0
     ended_timeout: int = 0
     ended_error: int = 0
+    answers: int = 0  # that pieces got
+    answers_failed: int = 0
+    answers_timeout: int = 0
+    lockstep_until: int = -1  # round from which weights at k = 0 depend on time
     begun_tickets_kept: int = 0
     begun_tickets_cut_back: int = 0
 
@@ -93,6 +99,7 @@ class _Window:
     publish_s: float = 0.0
     paused_s: float = 0.0
     state_s: float = 0.0
+    waits_ms: Counter[str] = field(default_factory=Counter)
 
 
 class Meter:
@@ -189,13 +196,24 @@ class Meter:
         totals.samples += samples
         totals.env_steps += segment.units.get("env_steps", 0)
         self._unit = self._unit or segment.unit
+        self._window.waits_ms.update({unit: segment.units[unit] for unit in _WAITS if unit in segment.units})
         if segment.pieces:
             self._lengths.arrived(segment)
-            ends = [piece.end for piece in segment.pieces]
-            totals.pieces += len(ends)
-            totals.ended_cut += ends.count("cut")
-            totals.ended_timeout += ends.count("timeout")
-            totals.ended_error += ends.count("error")
+            self._count_pieces(segment.pieces)
+
+    def _count_pieces(self, pieces: Sequence[Piece]) -> None:
+        totals, ends = self._totals, [piece.end for piece in pieces]
+        errors = [answer.error for piece in pieces for answer in piece.answers]
+        totals.pieces += len(ends)
+        totals.ended_cut += ends.count("cut")
+        totals.ended_timeout += ends.count("timeout")
+        totals.ended_error += ends.count("error")
+        totals.answers += len(errors)
+        totals.answers_timeout += errors.count(TIMEOUT)
+        totals.answers_failed += len(errors) - errors.count("") - errors.count(TIMEOUT)
+        is_late = TIMEOUT in errors or "timeout" in ends or "cut" in ends
+        if is_late and self._pace.degree == 0 and totals.lockstep_until < 0:
+            totals.lockstep_until = self._pace.version
 
     def _dropped(self, event: SegmentDropped, now_s: float) -> None:
         _, samples = self._waiting.pop(event.ticket, _NOTHING)
@@ -279,6 +297,7 @@ class Meter:
             "pace/train_idle_ratio": train_idle,
             "pace/overlap_efficiency": active_s / busiest_s if busiest_s > 0 else math.nan,
             "rollout/steps_per_s": window.samples / round_s,
+            **{_WAITS[unit]: ms / 1000.0 / round_s for unit, ms in window.waits_ms.items()},
             "learn/samples_per_s": sum(weights) / round_s,
             "time/round_s": round_s,
             "time/collect_s": collect_s,
@@ -448,9 +467,12 @@ class Meter:
         }
 
     def _ends(self) -> Metrics:
-        """Return how many pieces of segments ended early, where segments have pieces."""
-        ends = ("ended_cut", "ended_timeout", "ended_error")
-        return {f"rollout/{name}": getattr(self._totals, name) for name in ends if self._totals.pieces}
+        """Return how many pieces of segments ended early, and answers did not come, where there are any."""
+        totals = self._totals
+        ends = ("ended_cut", "ended_timeout", "ended_error") if totals.pieces else ()
+        failures = ("answers_failed", "answers_timeout") if totals.answers else ()
+        found: Metrics = {f"rollout/{name}": getattr(totals, name) for name in (*ends, *failures)}
+        return found if totals.lockstep_until < 0 else {**found, "pace/lockstep_until": totals.lockstep_until}
 
     def _begun(self) -> Metrics:
         """Return how many tickets were issued again with begun work, where there are any."""

@@ -12,6 +12,7 @@ from offbeat.algorithms.grpo.losses import FIELDS, LOSSES, OWN, Advantage, Choic
 from offbeat.algorithms.grpo.terms import CorrectionConfig, KLConfig, OverlongConfig, ValueConfig
 from offbeat.config.models import AUTO, AlgorithmConfig, RunConfig, Section
 from offbeat.errors import ConfigError
+from offbeat.llm.tasks.base import Limits
 from offbeat.ops.aggregation import Aggregation
 from offbeat.ops.group_advantages import Normalisation
 from offbeat.ops.schedules import cosine_schedule, linear_schedule
@@ -57,6 +58,33 @@ class EngineConfig(Section):
     bucket: int = Field(default=64, ge=8, description="Attention looks at multiples of so many positions.")
     on_swap: Literal["keep", "recompute"] = Field(
         default="keep", description="What becomes of caches when new weights come in the middle of responses."
+    )
+
+
+class RewardConfig(Section):
+    """How responses are rewarded."""
+
+    function: str | None = Field(
+        default=None,
+        description="`module:function` of a reward function of yours, with our parameters, verl's or TRL's; "
+        "null: the task's.",
+    )
+    timeout_s: float = Field(
+        default=30.0, gt=0, description="A reward that takes longer is given up, and its response left out."
+    )
+    max_failures: int = Field(
+        default=100, ge=1, description="The run ends when so many rewards, or tools, have failed in a row."
+    )
+    threads: int = Field(
+        default=8, ge=1, description="Rewards and tools that run at a time, where they are no coroutines."
+    )
+
+
+class ToolConfig(Section):
+    """How turns of the model are answered."""
+
+    timeout_s: float = Field(
+        default=30.0, gt=0, description="A tool that takes longer is given up, and its response left out."
     )
 
 
@@ -141,6 +169,14 @@ class GRPOConfig(AlgorithmConfig):
     model: DecoderConfig = Field(DecoderConfig(), description="The language model.")
     warmup: WarmupConfig = Field(WarmupConfig(), description="Supervised training before the first round.")
     engine: EngineConfig = Field(EngineConfig(), description="What generates.")
+    reward: RewardConfig = Field(RewardConfig(), description="How responses are rewarded.")
+    tool: ToolConfig = Field(ToolConfig(), description="How turns of the model are answered.")
+
+    def limits(self, max_new_tokens: int) -> Limits:
+        """Return the limits of a response."""
+        reward = self.reward
+        seconds = {"tool_s": self.tool.timeout_s, "reward_s": reward.timeout_s}
+        return Limits(max_new_tokens, **seconds, max_failures=reward.max_failures, threads=reward.threads)
 
     def slots(self, config: RunConfig) -> int:
         """Responses with memory in each collector."""

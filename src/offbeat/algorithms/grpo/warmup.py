@@ -12,7 +12,8 @@ from offbeat.algorithms.grpo.evaluator import accuracy
 from offbeat.errors import ConfigError
 from offbeat.llm.model import Decoder, Packing
 from offbeat.llm.packing import micro_batches
-from offbeat.llm.tasks import Task
+from offbeat.llm.tasks import Problem, Task
+from offbeat.llm.tasks.base import expert_of, stop_ids_of
 from offbeat.progress import report_progress
 from offbeat.seeding import derive_seed
 
@@ -20,8 +21,8 @@ _log = logging.getLogger(__name__)
 _CHECK_PROBLEMS, _MOST_DRAWS = 256, 1_000
 _TOKENS_AT_ONCE = 2_048
 """Fewer than a round's: sequences of very different lengths are padded to the longest."""
-_Encoded = tuple[list[int], list[int]]
-"""Prompt and answer as token ids."""
+_Encoded = tuple[list[int], list[bool]]
+"""Prompt and answer as token ids, and which of them are to be learned."""
 
 
 def warm_up(model: Decoder, task: Task, config: WarmupConfig, seed: int) -> float:
@@ -29,7 +30,7 @@ def warm_up(model: Decoder, task: Task, config: WarmupConfig, seed: int) -> floa
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0)
     draw, reached = np.random.default_rng(derive_seed(seed, "warmup")), 0.0
     for step in range(1, config.most_steps + 1):
-        _train(model, _draw(task, config, draw), optimizer, task.tokenizer.eos_ids[0])
+        _train(model, _draw(task, config, draw), optimizer)
         if step % config.check_steps == 0:
             reached = accuracy(model, task, _CHECK_PROBLEMS)
             report_progress(f"warm-up step {step}: {100 * reached:.0f} % solved")
@@ -51,10 +52,9 @@ def _draw(task: Task, config: WarmupConfig, draw: np.random.Generator) -> list[_
     found: list[_Encoded] = []
     for _ in range(_MOST_DRAWS):
         for index in draw.integers(task.num_problems("train"), size=config.batch_size - len(found)).tolist():
-            problem = task.problem("train", index)
-            prompt, answer = (task.tokenizer.encode(text) for text in (problem.prompt, problem.answer))
-            if config.most_tokens is None or len(answer) < config.most_tokens:
-                found.append((prompt, answer))
+            tokens, is_answer = _encoded(task, task.problem("train", index))
+            if config.most_tokens is None or sum(is_answer) <= config.most_tokens:
+                found.append((tokens, is_answer))
         if len(found) == config.batch_size:
             return found
     raise ConfigError(
@@ -62,16 +62,26 @@ def _draw(task: Task, config: WarmupConfig, draw: np.random.Generator) -> list[_
     )
 
 
-def _train(model: Decoder, batch: list[_Encoded], optimizer: torch.optim.Optimizer, end: int) -> None:
+def _encoded(task: Task, problem: Problem) -> _Encoded:
+    """Return a problem with the turns of a good dialogue; those of the model end with a stop token."""
+    tokens = task.tokenizer.encode(problem.prompt)
+    is_answer = [False] * len(tokens)
+    for number, text in enumerate(expert_of(task, problem)):
+        part, is_own = task.tokenizer.encode_more(text), number % 2 == 0
+        if is_own and (not part or part[-1] not in stop_ids_of(task)):
+            part.append(task.tokenizer.eos_ids[0])
+        tokens += part
+        is_answer += [is_own] * len(part)
+    return tokens, is_answer
+
+
+def _train(model: Decoder, batch: list[_Encoded], optimizer: torch.optim.Optimizer) -> None:
     """Take one step on the answers to some problems."""
-    lengths = [len(prompt) + len(answer) + 1 for prompt, answer in batch]
-    num_answers = sum(len(answer) + 1 for _, answer in batch)
+    lengths = [len(tokens) for tokens, _ in batch]
+    num_answers = sum(sum(is_answer) for _, is_answer in batch)
     for indices in micro_batches(lengths, _TOKENS_AT_ONCE):
-        tokens: list[int] = []
-        is_answer = list[bool]()
-        for prompt, answer in (batch[index] for index in indices):
-            tokens += [*prompt, *answer, end]
-            is_answer += [False] * len(prompt) + [True] * (len(answer) + 1)
+        tokens = [token for index in indices for token in batch[index][0]]
+        is_answer = [own for index in indices for own in batch[index][1]]
         found = model.log_probs(torch.tensor(tokens), Packing.of([lengths[index] for index in indices]))
         loss = -found[torch.tensor(is_answer)].sum() / num_answers
         loss.backward()  # type: ignore[no-untyped-call]

@@ -19,6 +19,8 @@ class Arithmetic:
     ``10 ** digits``. Example: 12 + 34 is the prompt ``21+43=`` with the answer ``640``.
     """
 
+    is_quick = True
+
     def __init__(self, digits: int = 2) -> None:
         if not 2 <= digits <= _MOST_DIGITS:
             raise ConfigError(f"env.kwargs.digits is {digits}: it must be 2 to {_MOST_DIGITS}")
