@@ -26,9 +26,11 @@ from offbeat.cli.supervise import is_wanted
 from offbeat.config.loader import dump_yaml
 from offbeat.errors import ConfigError, EnvError, OffbeatError, RunNotFound, StallError
 from offbeat.observe.events import EventLog
+from offbeat.pacing.answers import ChangedAnswer
 from offbeat.pacing.recorded import Difference
 from offbeat.run.collectors import Loss
 from offbeat.run.replay import ReplayReport
+from offbeat.types import Answer
 
 ROOT = Path(__file__).parents[2]
 
@@ -394,14 +396,25 @@ def test_replay_fails_when_weights_differ(
     assert "bb" in shown
 
 
+def test_replay_that_calls_names_the_first_other_answer(
+    api: Calls, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed = ChangedAnswer(7, 2, 1, Answer(1, "46;"), Answer(1, "47;"))
+    api.answers["replay_run"] = lambda: ReplayReport(False, "aa", "", 3, changed=changed)
+    assert run("replay", "runs/x", "--call") == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "ANOTHER answer" in shown
+    assert "turn 1 of response 2 of ticket 7 was answered '46;', now '47;'" in shown
+
+
 @pytest.mark.parametrize(
     ("options", "wanted", "left_in"),
     [
-        ((), {"runtime": "inline", "until": None, "out": None}, None),
-        (("--to", "4"), {"runtime": "inline", "until": 4, "out": None}, "runs/x-to-4"),
+        ((), {"runtime": "inline", "until": None, "out": None, "call": False}, None),
+        (("--to", "4"), {"runtime": "inline", "until": 4, "out": None, "call": False}, "runs/x-to-4"),
         (
-            ("--to", "4", "--out", "runs/y", "--runtime", "processes"),
-            {"runtime": "processes", "until": 4, "out": "runs/y"},
+            ("--to", "4", "--out", "runs/y", "--runtime", "processes", "--call"),
+            {"runtime": "processes", "until": 4, "out": "runs/y", "call": True},
             "runs/y",
         ),
     ],
