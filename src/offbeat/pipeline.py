@@ -318,11 +318,11 @@ def _pace_config(
         max_publish_retries=dial.max_sync_retries,
         publish_retry_delay_s=dial.sync_retry_delay,
         seed=spec.seed,
-        preset=None if dial.preset is None else _preset_of(dial.preset),
+        preset=None if dial.preset is None else preset_of(dial.preset),
     )
 
 
-def _preset_of(chosen: PresetConfig) -> Preset:
+def preset_of(chosen: PresetConfig) -> Preset:
     """Return the rule of a preset."""
     return Preset(
         chosen.name,
