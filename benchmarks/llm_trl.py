@@ -2,15 +2,15 @@
 
 trl lives in a virtual environment of its own, ``.venvs/trl``, made when it is needed, with the version of
 torch that offbeat runs with. Both start from the same warmed-up model, take rounds of 16 prompts with 8
-responses and one step of AdamW each, and have one and then two threads of torch; the better of the two counts,
-on either side.
+responses and one step of AdamW each, and have one and then two threads of torch; the better of the two
+counts, on either side.
 
   equal       responses of exactly 64 tokens: trained tokens per CPU-second. Bar: 1.2 times trl's.
   heavy tail  `reverse-grpo`, lengths log-normal up to 480: the same. Bar: 3 times trl's. Most of that is
               continuous batching and packing, which ``generate`` and padding do without: a batch there takes
               as long as its longest response. It has nothing to do with the dial.
-  accuracy    `arithmetic-grpo`: wall time until 9/10 of the held-out accuracy that trl ends with, at k = 0 and
-              at k = 2 (`processes`); evaluations count in our time and not in trl's. No bar.
+  accuracy    `arithmetic-grpo`: wall time until 9/10 of the held-out accuracy that trl ends with, at k = 0
+              and at k = 2 (`processes`); evaluations count in our time and not in trl's. No bar.
 
 CPU-seconds are those of the whole process from the end of the first rounds to that of the last, with all
 threads. Runs take turns; medians over the repeats. ``--no-peer`` makes our runs only.
