@@ -107,8 +107,11 @@ def offbeat_command() -> list[str]:
     return [sys.executable, "-c", "from offbeat.cli.main import main; main()"]
 
 
-def peer_python(name: str, requirements: Sequence[str]) -> str:
-    """The Python of a peer's own virtual environment, ``.venvs/NAME``, which is made on first use."""
+def peer_python(name: str, requirements: Sequence[str], alone: Sequence[str] = ()) -> str:
+    """The Python of a peer's own virtual environment, ``.venvs/NAME``, which is made on first use.
+
+    ``alone`` are packages that come without what they require: for peers that require a GPU's.
+    """
     directory = REPOSITORY / ".venvs" / name
     python, marker = directory / "bin" / "python", directory / "complete"
     if not marker.exists():
@@ -117,7 +120,9 @@ def peer_python(name: str, requirements: Sequence[str]) -> str:
         torch = f"torch=={metadata.version('torch').partition('+')[0]}"
         constraints = _peer_constraints(directory / "constraints.txt")
         # torch first and by itself: the peer then takes this one instead of choosing its own.
-        for packages in ((torch,), requirements):
+        for packages in ((torch,), requirements, ("--no-deps", *alone) if alone else ()):
+            if not packages:
+                continue
             install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(constraints)]
             subprocess.run([*install, *packages], check=True)
         marker.touch()

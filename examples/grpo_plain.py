@@ -20,7 +20,7 @@ from offbeat.llm import Decoder, Engine, Packing, Request, Shape
 from offbeat.llm.packing import micro_batches
 from offbeat.llm.tasks import make_task
 from offbeat.ops.group_advantages import group_advantages
-from offbeat.ops.token_losses import clipped_token_loss
+from offbeat.ops.token_losses import clipped_loss, token_ratios
 from offbeat.seeding import derive_seed
 
 
@@ -77,8 +77,9 @@ def train(rounds: int, seed: int, prompts: int = 16, config: GRPOConfig | None =
             advantage = torch.tensor([advantages[i] for i in batch for _ in sequences[i][1].tokens])
             hidden = model(tokens, Packing.of([lengths[i] for i in batch]))[own - 1]
             log_probs = model.logits(hidden).log_softmax(-1).gather(-1, tokens[own, None])[:, 0]
-            losses = clipped_token_loss(log_probs, behaviour, advantage, clip_low=0.2, clip_high=0.28)
-            (losses.sum() / num_own).backward()
+            ratios = token_ratios(log_probs, behaviour)
+            losses = clipped_loss(ratios, advantage, clip_low=0.2, clip_high=0.28)
+            (losses * (1.0 / num_own)).sum().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from offbeat.algorithms import register
     from offbeat.api import Result, digest, evaluate, play, replay_run, resume, train
-    from offbeat.config.code import env_factory
+    from offbeat.config.code import env_factory, token_loss
     from offbeat.config.loader import ConfigSource
     from offbeat.config.models import RunConfig
     from offbeat.observe.callbacks import Callback
@@ -44,6 +44,7 @@ __all__ = [
     "register",
     "replay_run",
     "resume",
+    "token_loss",
     "train",
 ]
 
@@ -64,6 +65,7 @@ _HOMES = {
     "register": "offbeat.algorithms",
     "replay_run": "offbeat.api",
     "resume": "offbeat.api",
+    "token_loss": "offbeat.config.code",
     "train": "offbeat.api",
 }
 

@@ -184,12 +184,15 @@ def replay_run(
     runtime: RuntimeKind = "inline",
     until: int | None = None,
     out: str | Path | None = None,
+    call: bool = False,
 ) -> ReplayReport:
     """Repeat a run from its schedule and compare its weights with the recorded ones.
 
     It ends at the first round whose published weights differ, which the report names. ``until`` stops at this
     version and leaves a run directory at ``out`` (by default beside the run) that can be resumed, evaluated
-    and played. ``on_round(version, rounds)`` is called after each round.
+    and played. ``on_round(version, rounds)`` is called after each round. Tools and rewards are not called:
+    their recorded answers are used. With ``call`` they are, and it ends at the first answer that is another
+    one.
     """
     if out is not None and until is None:
         raise ConfigError("a replay leaves a run at --out (out) only with --to (until): name its version")
@@ -212,7 +215,9 @@ def replay_run(
         )  # refused before it is written
         copy_description(directory, target, until)
     with few_threads(configs[0]), removed_on_error(target):
-        report = pipelines[0].replay(later, on_round, runtime=runtime, until=until, directory=target)
+        report = pipelines[0].replay(
+            later, on_round, runtime=runtime, until=until, directory=target, call=call
+        )
     for warning in report.warnings:
         print(f"note: {warning}", file=sys.stderr)
     return report

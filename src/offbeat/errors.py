@@ -19,6 +19,10 @@ class CollectError(OffbeatError):
     """A collector raised; the message carries its own traceback."""
 
 
+class TaskError(OffbeatError):
+    """What belongs to a task, such as its rewards, failed too often: trying further is no use."""
+
+
 class TrainError(OffbeatError):
     """The learner raised, or produced a non-finite loss."""
 

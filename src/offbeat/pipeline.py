@@ -183,13 +183,14 @@ class Pipeline:
         runtime: RuntimeKind = "inline",
         until: int | None = None,
         directory: Path | None = None,
+        call: bool = False,
     ) -> ReplayReport:
         """Repeat the run in ``run_dir`` and compare the weights with the recorded ones.
 
         It ends at the first round whose published weights differ. ``later`` are the specs of a run that was
         resumed with other settings, by the version they started at. ``on_round(version, rounds)`` is called
         after each round. ``until``: stop at this version, and with ``directory`` leave a run there that can
-        be resumed.
+        be resumed. ``call``: ask tools and rewards again, and end at the first answer that is another one.
         """
         first = replace(self._spec, learn=self._pristine_learn())
         return replay(
@@ -201,6 +202,7 @@ class Pipeline:
             until=until,
             directory=directory,
             on_round=on_round,
+            calls=call,
         )
 
     def _pristine_learn(self) -> PerWorker[Learner]:

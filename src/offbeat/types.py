@@ -84,14 +84,32 @@ class Span(NamedTuple):
     rebuilt: bool = False
 
 
+TIMEOUT = "timeout"
+"""The ``error`` of an `Answer` that did not come in time."""
+
+
+class Answer(NamedTuple):
+    """What a piece got from outside: the answer of a tool or an environment, or its reward.
+
+    ``turn`` counts the answers of a piece from 0. ``value`` is a text or a number; it is None where there is
+    none, and ``error`` then says why: `TIMEOUT`, or what went wrong. A replay takes it as it was recorded.
+    """
+
+    turn: int
+    value: str | float | None
+    error: str = ""
+
+
 class Piece(NamedTuple):
     """One piece of a segment, such as a response: the versions that made it, in order, and why it ended.
 
-    Example: ``Piece((Span(7, 91), Span(8, 140)), "eos")``.
+    ``answers`` are those that it got while it was made, in order.
+    Example: ``Piece((Span(7, 91), Span(8, 140)), "eos", (Answer(0, 1.0),))``.
     """
 
     spans: tuple[Span, ...]
     end: End = ""
+    answers: tuple[Answer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +181,11 @@ class Segment:
             if unit in self.units:
                 return self.units[unit]
         return 1
+
+    @property
+    def unit(self) -> str:
+        """The unit of `num_steps`; empty where the segment names none."""
+        return next((unit for unit in _UNITS if unit in self.units), "")
 
     @property
     def oldest_version(self) -> int:

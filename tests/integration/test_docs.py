@@ -45,6 +45,9 @@ def execute(directory: Path, *command: str) -> str:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=lambda page: page.name)
 def test_code_of_the_page_runs(page: Path, tmp_path: Path) -> None:
+    for kind, text in blocks(page):
+        if kind.startswith("file: "):
+            (tmp_path / kind.removeprefix("file: ")).write_text(text + "\n")
     (tmp_path / "page.py").write_text(runnable(page))
     execute(tmp_path, "page.py")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ SMALL = {
 }
 
 
-def run(path: Path, kind: str, degree: int = 0, rounds: int = 5, **more: Any) -> str:
+def run(
+    path: Path, kind: str, degree: int = 0, rounds: int = 5, recipe: str = "arithmetic-grpo", **more: Any
+) -> str:
     changes = {
         **SMALL,
         "run.dir": str(path),
@@ -40,7 +43,7 @@ def run(path: Path, kind: str, degree: int = 0, rounds: int = 5, **more: Any) ->
         "async_training.open_rounds": 0,
         **more,
     }
-    offbeat.train("arithmetic-grpo", overrides=changes)
+    offbeat.train(recipe, overrides=changes)
     return offbeat.digest(path)
 
 
@@ -77,14 +80,53 @@ def test_plain_loop_is_short() -> None:
     assert "Pipeline" not in text.replace("No pipeline", "")
 
 
-@pytest.mark.parametrize("kind", ["threads", "processes"])
+@pytest.mark.parametrize("kind", ["inline", "threads", "processes"])
 def test_asynchronous_run_mixes_versions_and_repeats(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "run"
     more = {"algorithm.max_new_tokens": 24, "algorithm.engine.slots": 16, "runtime.num_workers": 1}
     run(path, kind, degree=2, rounds=30, **more)
+    check_mixed(path)
+
+
+def check_mixed(path: Path) -> None:
+    """See that a run at k = 2 mixed versions within the bound, and is repeated."""
     ages = [event["metrics"]["pace/max_sample_age"] for event in read_rounds(path / "events.jsonl")]
     assert max(ages) <= 2
-    lines = list(read_schedule(path / "schedule.jsonl"))
-    spans = [spans for line in lines if line["kind"] == "segment" for spans, _ in line["pieces"]]
-    assert any(len(one) > 1 for one in spans), "no response has two versions"
+    assert any(len(spans) > 1 for spans, _ in pieces_of(path)), "no response has two versions"
     assert offbeat.replay_run(path).identical
+
+
+def pieces_of(path: Path) -> list[Any]:
+    """Return spans and end of each response of a run."""
+    lines = [line for line in read_schedule(path / "schedule.jsonl") if line["kind"] == "segment"]
+    return [piece for line in lines for piece in line["pieces"]]
+
+
+HEAVY = {  # untrained models end responses by chance: their lengths have a tail
+    "recipe": "reverse-grpo",
+    "env.kwargs": {"sigma": 1.0, "mean": 12, "limit": 160},
+    "runtime.num_workers": 1,
+}
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+def test_stragglers_are_cut_counted_and_repeated(degree: int, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run(path, "threads", degree, rounds=12, **HEAVY, **{"async_training.straggler_policy": "cut"})
+    ends = Counter(end for _, end in pieces_of(path))
+    assert ends["cut"] > 0
+    metrics = read_rounds(path / "events.jsonl")[-1]["metrics"]
+    assert metrics["rollout/ended_cut"] == ends["cut"]
+    assert offbeat.replay_run(path).identical
+
+
+def test_waiting_for_stragglers_trains_every_token_that_was_issued(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run(path, "threads", 2, rounds=12, **HEAVY)
+    assert {end for _, end in pieces_of(path)} <= {"eos", "length"}
+    last = read_rounds(path / "events.jsonl")[-1]["metrics"]
+    assert last["rollout/ended_cut"] == last["pace/dropped_samples"] == 0
+    assert last["rollout/trained_length_mean"] == last["rollout/dispatched_length_mean"]
+    assert last["learn/processed_samples"] == sum(
+        size for spans, _ in pieces_of(path) for _, size, *_ in spans
+    )

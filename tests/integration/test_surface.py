@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import offbeat
@@ -10,6 +11,7 @@ import offbeat.llm
 from offbeat.cli.main import VERBS
 from offbeat.config.models import AsyncTrainingConfig, RunConfig
 from offbeat.observe.events import read_events, read_rounds
+from tests.net.small import overrides as small_settings
 
 ROUND_METRICS = [
     "pace/off_policy_degree",
@@ -85,6 +87,41 @@ PPO_METRICS = [
     "learn/gradient_steps",
 ]
 
+GRPO_METRICS = [
+    "pace/avg_sample_age_s",
+    "pace/p95_sample_age_s",
+    "pace/max_sample_age_s",
+    "rollout/dispatched_length_mean",
+    "rollout/trained_length_mean",
+    "rollout/ended_cut",
+    "rollout/ended_timeout",
+    "rollout/ended_error",
+    "rollout/answers_failed",
+    "rollout/answers_timeout",
+    "rollout/length_p95",
+    "rollout/length_max",
+    "rollout/truncated_ratio",
+    "rollout/mixed_ratio",
+    "rollout/versions_max",
+    "rollout/return_std",
+    "rollout/no_signal_ratio",
+    "rollout/live_rows_mean",
+    "rollout/held_slots_mean",
+    "rollout/free_slots_mean",
+    "rollout/waiting_responses_mean",
+    "rollout/engine_tokens_per_s",
+    "learn/loss",
+    "learn/grad_norm",
+    "learn/learning_rate",
+    "learn/entropy",
+    "learn/clip_fraction",
+    "learn/ess",
+    "learn/ess_age_0",
+    "learn/behaviour_kl",
+    "learn/behaviour_kl_age_0",
+    "learn/gradient_steps",
+]
+
 EVAL_METRICS = [
     "eval/return_mean",
     "eval/return_std",
@@ -131,6 +168,13 @@ def test_metrics_of_a_run(small_run: Callable[..., Any]) -> None:
     assert sorted(event["metrics"]) == sorted(EVAL_METRICS)
 
 
+def test_metrics_of_a_run_of_a_language_model(tmp_path: Path) -> None:
+    settings = {**small_settings("arithmetic-grpo"), "run.dir": str(tmp_path / "run"), "run.rounds": 2}
+    result = offbeat.train("arithmetic-grpo", overrides={**settings, "runtime.kind": "inline"})
+    record = read_rounds(result.run_dir / "events.jsonl")[-1]
+    assert sorted(record["metrics"]) == sorted(ROUND_METRICS + GRPO_METRICS)
+
+
 def test_result_of_a_run(small_run: Callable[..., Any]) -> None:
     result = small_run({"runtime.kind": "inline", "eval.interval_rounds": 1}, rounds=2)
     outcome = ["run_dir", "reason", "rounds", "digest", "metrics", "eval_return", "policy", "max_staleness"]
@@ -172,7 +216,7 @@ def test_public_names() -> None:
     classes = ["Batch", "Callback", "PerWorker", "Pipeline", "PlayResult", "Result", "Segment", "SyncRun"]
     classes.append("Ticket")
     functions = ["digest", "env_factory", "evaluate", "load_config", "play", "register", "replay_run"]
-    functions += ["resume", "train"]
+    functions += ["resume", "token_loss", "train"]
     assert sorted(offbeat.__all__) == [*classes, "__version__", *functions]
     for name in offbeat.__all__:
         assert getattr(offbeat, name) is not None
@@ -182,7 +226,8 @@ def test_public_names_of_language_models() -> None:
     classes = ["Backend", "CharTokenizer", "Decoder", "Engine", "HubTokenizer", "Packing", "Request"]
     classes += ["Response", "RopeScaling", "Scorer", "Scores", "Shape", "Stream", "Tokenizer"]
     classes.append("TransformersBackend")
-    functions = ["check_fits", "config_of", "load_tokenizer", "read_folder", "shape_of", "write_folder"]
+    functions = ["check_fits", "config_of", "load_tokenizer", "read_folder", "shape_of", "text_after"]
+    functions.append("write_folder")
     assert offbeat.llm.__all__ == [*classes, *functions]
     for name in offbeat.llm.__all__:
         assert getattr(offbeat.llm, name) is not None

@@ -23,7 +23,7 @@ Record = dict[str, Any]
 
 TIMED = re.compile(
     r"^time/"  # durations
-    r"|_per_s$|_time_s$|/time_s$"  # rates and durations
+    r"|_per_s$|_time_s$|/time_s$|_age_s$"  # rates and durations
     r"|idle|bottleneck|overlap"  # shares of durations
     r"|^system/(rss|cpu|gpu)"  # what the machine is doing
 )

@@ -70,6 +70,11 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 RECIPES: dict[str, dict[str, Any]] = {
     # Several wide collectors in one thread take turns by time.
     "arithmetic-grpo": {"runtime.num_workers": 1},
+    "arithmetic-ppo": {"runtime.num_workers": 1},
+    # What takes no time is called in its turn, so that segments arrive in one order.
+    "calculator-grpo": {"runtime.num_workers": 1, "env.kwargs.latency_s": 0},
+    "slow-reward-grpo": {"runtime.num_workers": 1, "env.kwargs.latency_s": 0},
+    "reverse-grpo": {"runtime.num_workers": 1, "env.kwargs": {"mean": 12, "limit": 64}},
     # Any CPU can do float32.
     "connect4-muzero": {"algorithm.network.precision": "float32", "eval.env_kwargs": {"opponent": "random"}},
     "pendulum-sampled-muzero": {"algorithm.search.num_samples": 4},

@@ -52,6 +52,7 @@ class FakeResult:
     eval_metrics: dict[str, float] = field(default_factory=dict)
     wall_s: float = 20.0
     env_steps: int = 102_400
+    samples: tuple[int, str] = (102_400, "env_steps")
     steps_per_s: float = 5120.0
     max_staleness: int = 1
     interrupted: bool = False
@@ -199,6 +200,13 @@ def test_summary_of_a_run_that_measured_nothing() -> None:
     assert rows["evaluation return"] == "not evaluated"
     assert rows["steps per second"] == "no round trained"
     assert rows["dropped samples"] == "0"
+
+
+def test_summary_of_a_language_model_counts_tokens() -> None:
+    rows = summary_rows(FakeResult(samples=(7_000, "tokens"), steps_per_s=350.0))  # type: ignore[arg-type]
+    assert rows["tokens"] == "7,000"
+    assert rows["tokens per second"].startswith("350,")
+    assert "environment steps" not in rows
 
 
 def test_table_on_a_terminal_takes_text_as_it_is(

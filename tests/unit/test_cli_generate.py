@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +17,12 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from offbeat.cli import waiting
 from offbeat.cli.generate import _visible
 from offbeat.cli.main import main
 from offbeat.llm.engine import Engine
 from offbeat.llm.model import Decoder
-from offbeat.llm.requests import Request
+from offbeat.llm.requests import MOST_SAMPLES, MOST_THREADS, Request
 from offbeat.llm.shape import Shape
 from offbeat.llm.tokens import CharTokenizer, Stream, load_tokenizer
 from tests.unit.llm_fakes import STORIES, tiny
@@ -55,6 +57,11 @@ def run(*arguments: str | Path) -> int:
 
 def records(out: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in out.splitlines()]
+
+
+def without_progress(err: str) -> list[str]:
+    """Lines but those that tell on a slow machine that the command is at work."""
+    return [line for line in err.splitlines() if not line.startswith(("reading ", "generating: "))]
 
 
 def edited(folder: Path, name: str, **values: object) -> None:
@@ -126,6 +133,7 @@ def test_seeds_repeat_and_differ_whatever_the_slots(made: Path, capfd: pytest.Ca
     greedy = texts("--temperature", "0")
     assert greedy == [greedy[0]] * 4
     assert texts("--top-k", "1") == greedy
+    assert texts("--top-k", "9" * 30) == texts()
     assert texts("--top-p", "0.000001") == greedy
 
 
@@ -251,9 +259,9 @@ def assert_refused(
 ) -> None:
     assert run(*arguments, "--json") == exit_code
     out, err = capfd.readouterr()
-    assert sentence in err
-    assert err.startswith("error: ")
-    assert len(err.splitlines()) == 1
+    (line,) = without_progress(err)
+    assert line.startswith("error: ")
+    assert sentence in line
     (answer,) = records(out)
     assert answer["ok"] is False
     assert sentence in str(answer["error"])
@@ -269,6 +277,7 @@ def assert_refused(
         (["once", "--device", "gpu"], "torch cannot compute on device 'gpu' here"),
         (["once", "--device", "meta"], "nothing is computed there): use cpu"),
         (["once", "--device", "cuda:99"], "torch cannot compute on device 'cuda:99' here"),
+        (["once", "--temperature", "inf"], "it must be a finite number, 0 or more"),
         (["once", "--top-p", "0"], "top_p is 0.0: it must be above 0"),
         (["\udcff"], "the prompt is not UTF-8"),
     ],
@@ -287,10 +296,12 @@ def test_wrong_arguments_get_one_sentence(
         ["--top-p", "2"],
         ["--top-k", "-1"],
         ["--num-samples", "0"],
+        ["--num-samples", str(MOST_SAMPLES + 1)],
         ["--max-new-tokens", "0"],
         ["--max-new-tokens", "many"],
         ["--slots", "0"],
         ["--threads", "0"],
+        ["--threads", str(MOST_THREADS + 1)],
         ["--seed", "-1"],
         ["--dtype", "int4"],
     ],
@@ -309,8 +320,58 @@ def test_gguf_file_names_the_command_that_converts_it(
     assert_refused(f"offbeat convert {tmp_path / 'm.gguf'} FOLDER", capfd, tmp_path / "m.gguf", "once")
 
 
+def test_empty_prompt_of_a_model_without_a_first_token_is_refused(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    CharTokenizer(LETTERS, add_bos=False).save(folder)
+    assert_refused("the prompt is empty, and this model has no token that begins texts", capfd, folder, "")
+
+
+def test_name_of_the_hub_comes_with_the_command_that_downloads_it(capfd: pytest.CaptureFixture[str]) -> None:
+    assert_refused("hf download someone/model --local-dir FOLDER", capfd, "someone/model", "once")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_full_disk_behind_stdout_gets_one_sentence(made: Path, as_json: bool) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    command = [sys.executable, "-m", "offbeat", "generate", str(made), "once", "--max-new-tokens", "3"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*command, *["--json"] * as_json], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert without_progress(done.stderr)[-1].startswith("error: no space is left on the disk: make room")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--num-samples", "3"], ["--num-samples", "3", "--json"]])
+def test_silence_is_broken(
+    made: Path,
+    arguments: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    step = Engine.step
+
+    def slow(engine: Engine) -> object:
+        time.sleep(0.2)
+        return step(engine)
+
+    monkeypatch.setattr(waiting, "INTERVAL_S", 0.05)
+    monkeypatch.setattr(Engine, "step", slow)
+    assert run(made, "once", "--max-new-tokens", "2", *arguments) == 0
+    found = [line.partition(":")[0] for line in capfd.readouterr().err.splitlines()]
+    assert ("generating" if arguments else "feeding the prompt") in found
+
+
 @pytest.mark.parametrize(
-    ("free", "words"), [(100_000, "use bf16"), (10_000_000, "lower slots or max_length")]
+    ("free", "words"),
+    [
+        (137_000, "use a machine with more memory"),
+        (200_000, "use bf16, which takes half, or a machine"),
+        (10_000_000, "lower slots or max_length"),
+    ],
 )
 def test_too_little_memory_is_said_before_it_is_taken(
     made: Path, free: int, words: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -341,6 +402,10 @@ def test_stories_are_told(capfd: pytest.CaptureFixture[str]) -> None:
         pytest.skip(f"needs {STORIES.name} in the shared data beside the checkout")
     assert run(STORIES, "Once upon a time", "--temperature", "0", "--max-new-tokens", "60") == 0
     assert capfd.readouterr().out.startswith(", there was a little girl named Lily.")
+    for arguments in ([], ["--json"]):
+        assert run(STORIES, "Once", "--temperature", "0", "--max-new-tokens", "4", *arguments) == 0
+        out = capfd.readouterr().out
+        assert (records(out)[0]["text"] if arguments else out.rstrip("\n")) == " upon a time,"
 
 
 def test_characters_of_several_tokens_are_not_torn(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -352,7 +417,7 @@ def test_characters_of_several_tokens_are_not_torn(capfdbinary: pytest.CaptureFi
     tokenizer = load_tokenizer(STORIES)
     request = Request(0, tuple(tokenizer.encode("🌍")), max_new_tokens=200, temperature=20.0)
     (expected,) = Engine(Decoder.read(STORIES), slots=8).generate([request])
-    stream = Stream(tokenizer)
+    stream = Stream(tokenizer, request.prompt)
     assert out == stream.feed(expected.tokens.tolist()) + stream.end() + "\n"
 
 
@@ -372,7 +437,7 @@ def test_interrupt_of_the_command_shows_no_traceback() -> None:
         child.send_signal(signal.SIGINT)
         _, err = child.communicate(timeout=60)
     assert child.returncode == 130
-    assert err.decode().splitlines() == ["interrupted"]
+    assert without_progress(err.decode()) == ["interrupted"]
 
 
 def convert(*arguments: str | Path) -> int:
@@ -390,6 +455,9 @@ def test_convert_refuses_what_is_no_gguf_file(tmp_path: Path, capfd: pytest.Capt
     assert convert(tmp_path / "text.gguf", tmp_path / "out", "--json") == 2
     assert "is not a GGUF file" in str(records(capfd.readouterr().out)[0]["error"])
     assert convert(tmp_path / "text.gguf", tmp_path / "out", "--dtype", "q4") == 2
+    capfd.readouterr()
+    assert convert(tmp_path / "text.gguf", tmp_path) == 2
+    assert "exists and is not empty" in capfd.readouterr().err, "said before the file is read"
 
 
 @pytest.mark.slow

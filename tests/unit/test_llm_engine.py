@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,9 @@ import torch
 from offbeat.errors import ConfigError
 from offbeat.llm.engine import Engine
 from offbeat.llm.model import Decoder, Packing
-from offbeat.llm.requests import Request, Response
+from offbeat.llm.reference import TransformersBackend
+from offbeat.llm.requests import MOST_SAMPLES, MOST_THREADS, Request, Response
+from offbeat.llm.scoring import Scorer
 from offbeat.llm.shape import Shape
 from offbeat.llm.step import Group, Slots, decode
 from offbeat.types import Piece, Span
@@ -151,9 +154,9 @@ def test_a_stale_cache_of_a_prompt_would_be_noticed() -> None:
         engine.submit(asked[0])
         found = [*engine.step(), *engine.step()]
         engine.load(1, weights[1].weights())
-        assert engine._prefix is not None
+        assert engine._prefill.kept is not None
         if is_poisoned:
-            engine._prefix = engine._prefix._replace(version=1)
+            engine._prefill.kept = engine._prefill.kept._replace(version=1)
         return found + engine_results(engine)
 
     healthy, poisoned = run(is_poisoned=False), run(is_poisoned=True)
@@ -163,6 +166,13 @@ def test_a_stale_cache_of_a_prompt_would_be_noticed() -> None:
         Engine(weights[0], slots=8, max_length=256), asked, poisoned, dict(enumerate(weights))
     )
     assert bits(poisoned_again) != bits(poisoned)
+
+
+def test_more_threads_than_torch_can_start_are_refused() -> None:
+    for made in (Engine, TransformersBackend, Scorer):
+        for threads in (0, MOST_THREADS + 1):
+            with pytest.raises(ConfigError, match=f"threads is {threads}: use 1 to {MOST_THREADS}"):
+                made(tiny(), threads=threads)
 
 
 def test_a_key_that_is_used_again_gets_its_own_prompt() -> None:
@@ -179,10 +189,10 @@ def test_prompts_of_aborted_groups_are_not_kept() -> None:
     for key in range(4):
         engine.submit(Request(key, (5 + key,), num_samples=9, max_new_tokens=9, stop_ids=()))
     engine.step()
-    assert engine._prefix is not None
+    assert engine._prefill.kept is not None
     engine.abort(0, sample=8)
     engine.step()
-    assert engine._prefix is None
+    assert engine._prefill.kept is None
 
 
 def test_weights_of_another_network_are_refused() -> None:
@@ -428,6 +438,7 @@ def begun(size: int, sample: int = 0, token: int = 5) -> Response:
         ({"top_p": 0.0}, "top_p"),
         ({"top_k": -1}, "top_k"),
         ({"num_samples": 0}, "num_samples"),
+        ({"num_samples": MOST_SAMPLES + 1}, "use several requests"),
         ({"stop_ids": tuple(range(9))}, "stop_ids"),
         ({"time_limit_s": 0.0}, "time_limit_s"),
         ({"num_samples": 4, "samples": (4,)}, "0 to 3"),
@@ -558,3 +569,20 @@ def test_bf16_runs() -> None:
     found = Engine(tiny(), slots=8, max_length=64, dtype=torch.bfloat16).generate(requests(2, most=20)[:1])
     assert len(found[0].tokens)
     assert np.isfinite(found[0].log_probs).all()
+
+
+def test_tokens_carry_the_time_at_which_they_were_made() -> None:
+    """Those of a response that goes on keep theirs; what was not drawn, and older work, has none."""
+    begin_s = time.time()
+    one = Engine(tiny(), slots=2, max_length=64)
+    (whole,) = one.generate([Request(0, (5, 6, 7), max_new_tokens=12, stop_ids=())])
+    assert len(whole.made_s) == len(whole.tokens) == 12
+    assert (np.diff(whole.made_s) >= 0).all()
+    assert begin_s <= whole.made_s[0] <= whole.made_s[-1] <= time.time()
+    begun = replace(whole, tokens=whole.tokens[:5], log_probs=whole.log_probs[:5], is_own=whole.is_own[:5])
+    begun = replace(begun, spans=(Span(0, 5),), end="", made_s=np.full(5, 77.0))
+    for former, first in ((begun, [77.0] * 5), (replace(begun, made_s=np.empty(0)), [np.nan] * 5)):
+        asked = Request(1, (5, 6, 7), max_new_tokens=12, stop_ids=(), begun=(former,))
+        (later,) = Engine(tiny(), slots=2, max_length=64).generate([asked])
+        np.testing.assert_array_equal(later.made_s[:5], first)
+        assert (later.made_s[5:] >= whole.made_s[-1]).all()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from offbeat.errors import ConfigError
+from offbeat.errors import ConfigError, OffbeatError
 from offbeat.llm.files import read_folder, read_shape, write_folder
 from offbeat.llm.shape import Shape, shape_of, tensor_sizes
 
@@ -205,9 +205,21 @@ def test_a_folder_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError("no space left")
 
     monkeypatch.setattr("offbeat.llm.files.config_of", fail)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(OffbeatError, match=r"model cannot be written \(no space left\); make room there"):
         write_folder(tmp_path / "model", *own_model())
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_made_gets_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file" / "model", tmp_path / "file"):
+        with pytest.raises(OffbeatError, match=r"(make room there|exists and is not empty)"):
+            write_folder(folder, *own_model())
+
+
+def test_weights_are_as_readable_as_the_rest(tmp_path: Path) -> None:
+    write_folder(tmp_path / "model", *own_model())
+    assert len({path.stat().st_mode for path in (tmp_path / "model").iterdir()}) == 1
 
 
 def test_a_folder_with_something_in_it_is_left_alone(folder: Path, tmp_path: Path) -> None:

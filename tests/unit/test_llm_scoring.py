@@ -89,3 +89,8 @@ def test_scores_are_kept_by_version_and_prompt() -> None:
 def test_what_cannot_be_scored_is_refused(prompt: list[int], labels: list[list[int]], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Scorer(tiny()).score([prompt], [labels])
+
+
+def test_each_prompt_needs_labels() -> None:
+    with pytest.raises(ConfigError, match="there are 1 prompts and labels for 2"):
+        Scorer(tiny()).score([[3]], [[[4]], [[5]]])

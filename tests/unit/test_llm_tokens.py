@@ -14,7 +14,7 @@ import pytest
 from offbeat.errors import ConfigError
 from offbeat.llm.chat import ChatTemplate
 from offbeat.llm.shape import Shape
-from offbeat.llm.tokens import CharTokenizer, HubTokenizer, Stream, check_fits, load_tokenizer
+from offbeat.llm.tokens import CharTokenizer, HubTokenizer, Stream, check_fits, load_tokenizer, text_after
 
 STORIES = Path(__file__).resolve().parents[2].parent / "shared/data/models/stories260K"
 TEXTS = ["Once upon a time", "", "2 + 2 = 4", "  two  spaces ", "naïve café", "你好 😀👍🏽", "a\nb\t<s>c</s>"]
@@ -223,6 +223,17 @@ def test_a_stream_splits_no_character(byte_folder: Path) -> None:
     ids = tokenizer.encode("😀x")
     assert streams(tokenizer, ids)[-2:] == ["x", ""] and len(ids) > 3
     assert Stream(tokenizer).feed(ids) == "😀x"
+
+
+def test_a_text_goes_on_where_its_prompt_ends(byte_folder: Path) -> None:
+    folders = [byte_folder, STORIES] if STORIES.is_dir() else [byte_folder]
+    for tokenizer in map(load_tokenizer, folders):
+        prompt, ids = tokenizer.encode("Once"), tokenizer.encode("Once upon a 😀")
+        assert ids[: len(prompt)] == prompt
+        assert text_after(tokenizer, prompt, ids[len(prompt) :]) == " upon a 😀"
+        stream = Stream(tokenizer, prompt)
+        assert stream.feed(ids[len(prompt) :]) + stream.end() == " upon a 😀"
+        assert Stream(tokenizer, prompt).end() == text_after(tokenizer, prompt, []) == ""
 
 
 def test_a_stream_gives_bytes_that_are_no_text_too(byte_folder: Path) -> None:

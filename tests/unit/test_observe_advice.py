@@ -90,3 +90,32 @@ def test_other_evaluations_are_left_alone(likely: float, drawn: float | None, st
     assert run.evaluate(likely, drawn, std).advice == []
     assert Run().evaluate(-500.0, -136.7, episodes=2).advice == []
     assert action_dependence({}) is None
+
+
+@pytest.mark.parametrize("degree", [0, 2])
+def test_what_a_larger_k_could_gain_is_told_once(degree: int) -> None:
+    first = Signals(round_s=9.0, collect_s=1.0, train_s=8.0)  # the first round compiles
+    later = Signals(round_s=2.0, collect_s=1.6, train_s=0.4)
+    assert Run(degree).train(*[first] * 5, *[later] * 19, degree=degree).advice == []
+    (advice,) = Run(degree).train(*[first] * 5, *[later] * 60, degree=degree).advice
+    assert advice.startswith(
+        "mean of 20 rounds until 25: collecting takes 1.6 s and training 0.4 s of rounds"
+    )
+    assert f"collecting is the bottleneck. At k = {degree}, a larger k could make rounds 25% faster" in advice
+    assert "add collectors" in advice
+    other = later._replace(collect_s=0.5, train_s=2.0)
+    (advice,) = Run(degree).train(*[other] * 30, degree=degree).advice
+    assert "training is the bottleneck" in advice
+    assert " 0% faster" in advice
+
+
+def test_short_rounds_changing_k_and_runs_without_parallel_work_say_nothing_of_time() -> None:
+    slow = Signals(round_s=2.0, collect_s=1.0, train_s=1.0)
+    assert Run().train(*[slow._replace(round_s=0.05)] * 60).advice == []
+    assert Run(AUTO).train(*[slow] * 60).advice == []
+    run = Run()
+    for degree in (1, 2, 3):
+        run.train(*[slow] * 20, degree=degree)
+    assert run.advice == []
+    run.handlers = Advisor(0, run.advice.append, is_parallel=False).handlers()
+    assert run.train(*[slow] * 60, degree=0).advice == []

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offbeat.observe.lengths import Lengths
 from offbeat.pacing.events import CollectorDown, CollectorUp, CollectorWorked, SegmentArrived, SegmentDropped
 from offbeat.types import End, Piece, Segment, Span
 from tests.unit.test_observe_meter import NAMES, Run, through_a_checkpoint, ticket
@@ -166,3 +169,29 @@ def test_pieces_are_counted_by_their_end_where_there_are_any() -> None:
     resumed.meter.load_state_dict(through_a_checkpoint(run.meter), ready=[])
     resumed.arrive(made(2, [0], "cut"), 3.0)
     assert resumed.train(3.0, 4.0)["rollout/ended_cut"] == 3
+
+
+def test_lengths_of_dispatched_pieces_are_counted_in_the_order_of_issue() -> None:
+    """Ticket 1 is long: until it has ended, those after it say nothing of what was dispatched."""
+    lengths, sizes = Lengths(), {0: 2, 1: 30, 2: 4, 3: 6}
+    segments = {number: made(number, [0] * size, "eos", "eos") for number, size in sizes.items()}
+    for number in (0, 3, 2):
+        lengths.arrived(segments[number])
+    lengths.trained([segments[0], segments[3]])
+    found = lengths.metrics()
+    assert found == {"rollout/dispatched_length_mean": 1.0, "rollout/trained_length_mean": 2.0}
+    other = Lengths()
+    other.load_state_dict(json.loads(json.dumps(lengths.state_dict())))
+    other.arrived(segments[1])
+    other.trained([segments[1], segments[2]])
+    means = set(other.metrics().values())
+    assert means == {sum(sizes.values()) / 8}
+
+
+def test_lengths_of_a_run_that_began_without_them_are_left_out() -> None:
+    lengths = Lengths()
+    lengths.load_state_dict(None)
+    lengths.arrived(made(70, [0, 0], "eos"))
+    lengths.trained([made(70, [0, 0], "eos")])
+    assert lengths.metrics() == {}
+    assert lengths.state_dict() is None

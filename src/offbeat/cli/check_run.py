@@ -104,13 +104,16 @@ def _checkpoints(directory: Path) -> str:
 
 
 def _schedule(directory: Path) -> str:
-    from offbeat.observe.events import read_schedule
+    from offbeat.observe.events import read_answers, read_schedule
+    from offbeat.pacing.answers import answers_of
     from offbeat.pacing.recorded import Schedule
 
     path = directory / "schedule.jsonl"
     if not path.exists():
         raise Problem("there is no schedule.jsonl, so that the run cannot be repeated")
-    return f"{len(Schedule.from_records(read_schedule(path)).rounds):,} rounds"
+    answers = answers_of(read_answers(directory))
+    rounds = f"{len(Schedule.from_records(read_schedule(path), answers).rounds):,} rounds"
+    return f"{rounds}, answers to {len(answers):,} tickets" if answers else rounds
 
 
 def _events(directory: Path) -> str:

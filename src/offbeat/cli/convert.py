@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from offbeat.cli.output import JsonFlag, reporting, show_table
+from offbeat.cli.waiting import telling_progress
 
 
 def convert(
@@ -20,15 +21,16 @@ def convert(
 ) -> None:
     """Convert a GGUF file to a folder in the layout of Hugging Face."""
     with reporting(as_json) as report:
-        from offbeat.llm import gguf
-        from offbeat.llm.loading import dtype_of
+        with telling_progress(f"converting {file.name}"):
+            from offbeat.llm import gguf
+            from offbeat.llm.loading import dtype_of
 
-        shape = gguf.convert(file, folder, dtype_of(dtype))
+            shape = gguf.convert(file, folder, dtype_of(dtype))
         rows = {
             "architecture": shape.architecture,
             "parameters": f"{shape.num_parameters:,}, {dtype}",
             "positions": f"{shape.max_positions:,}",
-            "next": f'offbeat generate {folder} "Once upon a time"',
+            "next": f'offbeat generate {folder} "Once upon a time"; --chat for a model that answers',
         }
         show_table(f"{file} is now {folder}", rows)
         report.values.update(

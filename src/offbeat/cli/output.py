@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -67,10 +68,28 @@ def reporting(as_json: bool) -> Iterator[Report]:
             print("interrupted", file=sys.stderr)
             report.exit_code = EXIT_INTERRUPTED
             report.values["error"] = "interrupted"
+        except OSError as error:
+            _refuse_full_disk(error, report, is_stdout=not as_json)
     if as_json:
-        print("\n".join(report.json_lines()), flush=True)
+        try:
+            print("\n".join(report.json_lines()), flush=True)
+        except OSError as error:
+            _refuse_full_disk(error, report, is_stdout=True)
     if report.exit_code:
         raise typer.Exit(report.exit_code)
+
+
+def _refuse_full_disk(error: OSError, report: Report, is_stdout: bool) -> None:
+    """Report that no space is left, also for what is printed; raise every other error again."""
+    if error.errno != errno.ENOSPC:
+        raise error
+    where = f" for {error.filename}" if error.filename else ""
+    found = OffbeatError(f"no space is left on the disk{where}: make room, and run the command again")
+    print(f"error: {found}", file=sys.stderr)
+    report.fail(found)
+    if is_stdout:
+        # The interpreter writes what is left in the buffer when it ends, and would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 @contextlib.contextmanager

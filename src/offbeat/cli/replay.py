@@ -45,6 +45,9 @@ def replay(
         str | None, typer.Option(help="Directory of the run that --to leaves; RUN-to-ROUND if not given.")
     ] = None,
     runtime: Annotated[str, typer.Option(help="Runtime: inline, threads, processes or ray.")] = "inline",
+    call: Annotated[
+        bool, typer.Option("--call", help="Call tools and rewards again; end at the first other answer.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Repeat a run and compare the weights."""
@@ -52,11 +55,14 @@ def replay(
         from offbeat import api
 
         kind = _checked(runtime)
-        outcome = api.replay_run(run, _Progress(), runtime=kind, until=to, out=out)
+        outcome = api.replay_run(run, _Progress(), runtime=kind, until=to, out=out, call=call)
         verdict = _VERDICTS[outcome.identical]
         rows = {"rounds": f"{outcome.rounds:,}", "digest now": outcome.digest}
         if outcome.recorded_digest:
             rows["digest recorded"] = outcome.recorded_digest
+        if outcome.changed is not None:
+            verdict = "a tool or a reward gives ANOTHER answer"
+            rows["first other answer"] = str(outcome.changed)
         if outcome.difference is not None:
             rows["first difference"] = str(outcome.difference)
         if to is not None:
@@ -69,6 +75,7 @@ def replay(
             recorded_digest=outcome.recorded_digest,
             rounds=outcome.rounds,
             first_difference=None if outcome.difference is None else asdict(outcome.difference),
+            first_other_answer=None if outcome.changed is None else asdict(outcome.changed),
         )
         report.exit_code = 0 if outcome.identical else EXIT_FAILED
 

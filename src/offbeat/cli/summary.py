@@ -13,6 +13,7 @@ from offbeat.cli.status import read_settings, setting
 from offbeat.errors import OffbeatError
 
 _MOST_LOSSES = 8
+_STEPS = "environment steps"
 
 if TYPE_CHECKING:
     from offbeat.api import Result
@@ -53,16 +54,18 @@ def summary_rows(result: Result) -> dict[str, str]:
     history = _history(result)
     success = result.eval_metrics.get("eval/success_rate")  # where the environment reports it
     dropped = result.metrics.get("pace/dropped_samples", 0)
+    count, noun = _samples(result)
     rows = {
         "rounds": f"{result.rounds:,}",
-        "environment steps": f"{result.env_steps:,}",
+        noun: f"{count:,}",
         "wall time": _wall(result, history),
-        "steps per second": _rate(result),
+        "steps per second" if noun == _STEPS else f"{noun} per second": _rate(result),
         **_statistics_rows(result),
         "evaluation return": _evaluation(result),
         **({} if success is None else {"evaluation success": f"{success:.0%}"}),
         "max staleness": f"{result.max_staleness}{' (replayed)' if REPLAY_METRIC in result.metrics else ''}",
         "dropped samples": f"{dropped:,.0f}",
+        **_lockstep(result),
         **({} if history is None else _settled(history) | failures(history) | _losses(history)),
         "digest": result.digest,
         "run directory": str(result.run_dir),
@@ -73,6 +76,20 @@ def summary_rows(result: Result) -> dict[str, str]:
     rows["resume"] = _resume_command(result)
     verbs = ("eval", "play", "replay") if result.has_evaluator else ("play", "replay")
     return rows | {verb: f"offbeat {verb} {run}" for verb in verbs}
+
+
+def _lockstep(result: Result) -> dict[str, str]:
+    """Say from which round on a run at k = 0 depended on time, if it did."""
+    until = result.metrics.get("pace/lockstep_until")
+    if until is None:
+        return {}
+    return {"lockstep": f"reproducible up to round {until:,.0f}, in which a time limit ended something"}
+
+
+def _samples(result: Result) -> tuple[int, str]:
+    """Return how many samples arrived, and their name."""
+    count, unit = result.samples
+    return count, _STEPS if unit in ("", "env_steps") else unit.replace("_", " ")
 
 
 def _evaluation(result: Result) -> str:

@@ -8,7 +8,7 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from offbeat.config.models import RunConfig
 
 _Factory = TypeVar("_Factory", bound=Callable[..., Any])
-_MARK = "is_env_factory"
+_Loss = TypeVar("_Loss", bound=Callable[..., Any])
+_MARK, _LOSS_MARK = "is_env_factory", "is_token_loss"
+_own_losses: dict[str, Callable[..., Any]] = {}
 _announced: ContextVar[set[str] | None] = ContextVar("announced", default=None)
 
 
@@ -41,6 +43,33 @@ def env_factory(function: _Factory) -> _Factory:
 def is_env_factory(found: object) -> bool:
     """Tell whether a function was declared by `env_factory`."""
     return callable(found) and getattr(found, _MARK, False) is True
+
+
+def token_loss(function: _Loss) -> _Loss:
+    """Declare a loss of language models, so that ``algorithm.loss`` may name it: ``module:function``.
+
+    In the process that declares it its own name will do. It gets a `offbeat.ops.token_losses.TokenBatch` and
+    returns a loss for each token.
+
+    Example::
+
+        @offbeat.token_loss
+        def reinforce(batch):
+            return -batch.advantages * batch.log_probs
+    """
+    _own_losses[function.__name__] = function
+    setattr(function, _LOSS_MARK, True)
+    return function
+
+
+def is_token_loss(found: object) -> bool:
+    """Tell whether a function was declared by `token_loss`."""
+    return callable(found) and getattr(found, _LOSS_MARK, False) is True
+
+
+def own_losses() -> Mapping[str, Callable[..., Any]]:
+    """Return the functions that were declared by `token_loss` in this process, by name."""
+    return _own_losses
 
 
 def import_named(module_name: str) -> ModuleType:

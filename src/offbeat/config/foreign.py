@@ -19,6 +19,10 @@ _SAMPLES = (
 _SIMULATIONS = ("algorithm.search.num_simulations",)
 _STATS = "observe.stats_interval_s; events.jsonl in the run's directory has every round"
 _STEPS = "run.total_timesteps, in steps of an environment"
+_TEMPERATURE = (
+    "training draws by temperature alone (algorithm.temperature): with anything cut off, the log-probs of the"
+    " engine and those of the learner are of different distributions, and ratios are wrong"
+)
 _SYNC = "async_training.weight_sync_interval, in rounds"
 
 FOREIGN: Mapping[str, tuple[str, ...]] = {
@@ -97,6 +101,43 @@ FOREIGN: Mapping[str, tuple[str, ...]] = {
     "logger": ("observe.console, observe.tensorboard and observe.use_wandb",),
     "ppo_mini_batch_size": ("algorithm.minibatch_size, in samples", "algorithm.num_minibatches"),
     "ppo_epochs": ("algorithm.num_epochs",),
+    # Losses of language models: verl, TRL, AReaL, prime-rl.
+    "adv_estimator": ("algorithm.loss: grpo, rloo, ppo (gae); or algorithm.advantage alone",),
+    "loss_mode": ("algorithm.loss",),
+    "loss_type": ("algorithm.loss",),
+    "loss_agg_mode": ("algorithm.aggregation",),
+    "clip_ratio": ("algorithm.clip_low and algorithm.clip_high",),
+    "clip_ratio_low": ("algorithm.clip_low",),
+    "clip_ratio_high": ("algorithm.clip_high",),
+    "clip_ratio_c": ("algorithm.dual_clip",),
+    "epsilon": ("algorithm.clip_low",),
+    "epsilon_high": ("algorithm.clip_high",),
+    "norm_adv_by_std_in_grpo": ("algorithm.norm_adv: group, or none",),
+    "scale_rewards": ("algorithm.norm_adv: group, batch or none",),
+    "use_kl_loss": ("algorithm.kl.coef, with kl.place: loss",),
+    "use_kl_in_reward": ("algorithm.kl.coef, with kl.place: reward",),
+    "kl_loss_coef": ("algorithm.kl.coef",),
+    "kl_loss_type": ("algorithm.kl.estimator: k1, k2, or k3 (low_var_kl)",),
+    "beta": ("algorithm.kl.coef",),
+    "importance_sampling_level": ("algorithm.ratio",),
+    "mask_truncated_completions": ("algorithm.mask_truncated",),
+    "filter_groups": ("algorithm.dynamic_sampling, bounded by async_training.max_drops_per_round",),
+    "rollout_is": ("algorithm.correction.weight",),
+    "rollout_is_threshold": ("algorithm.correction.weight_cap",),
+    "rollout_rs": ("algorithm.correction.mask_low and mask_high",),
+    "bypass_mode": ("algorithm.correction.proximal: behaviour (bypass), or round_start",),
+    "use_decoupled_loss": ("algorithm.correction.proximal: round_start",),
+    "behave_imp_weight_cap": ("algorithm.correction.weight_cap",),
+    "num_generations": ("algorithm.group_size",),
+    "num_iterations": ("algorithm.num_epochs",),
+    "max_completion_length": ("algorithm.max_new_tokens",),
+    "max_response_length": ("algorithm.max_new_tokens",),
+    "max_head_offpolicyness": (_DIAL,),
+    "max_off_policy_steps": (_DIAL,),
+    "max_staleness": (_DIAL,),
+    "top_k": (_TEMPERATURE,),
+    "top_p": (_TEMPERATURE,),
+    "min_p": (_TEMPERATURE,),
     # Synchronous trainers of HMASD.
     "total_timesteps": (_STEPS,),
     "rollout_length": _SAMPLES,

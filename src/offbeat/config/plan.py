@@ -168,7 +168,8 @@ def _collectors(config: RunConfig) -> str:
         "ray": "in Ray actors",
     }[config.runtime.kind]
     threads = _count(config.runtime.worker_torch_threads, "torch thread")
-    return f"{workers} {where}, each with {_count(envs, 'environment')} of {config.env.id} and {threads}"
+    work = f"{_count(envs, 'environment')} of " if config.algorithm.has_envs else ""
+    return f"{workers} {where}, each with {work}{config.env.id} and {threads}"
 
 
 def _learner(config: RunConfig) -> str:

@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from offbeat.llm.requests import Request, Response
     from offbeat.llm.scoring import Scorer, Scores
     from offbeat.llm.shape import RopeScaling, Shape, config_of, shape_of
-    from offbeat.llm.tokens import CharTokenizer, HubTokenizer, Stream, Tokenizer, check_fits, load_tokenizer
+    from offbeat.llm.tokens import (
+        CharTokenizer,
+        HubTokenizer,
+        Stream,
+        Tokenizer,
+        check_fits,
+        load_tokenizer,
+        text_after,
+    )
 
 __all__ = [
     "Backend",
@@ -40,6 +48,7 @@ __all__ = [
     "load_tokenizer",
     "read_folder",
     "shape_of",
+    "text_after",
     "write_folder",
 ]
 
@@ -64,6 +73,7 @@ _HOMES = {
     "load_tokenizer": "offbeat.llm.tokens",
     "read_folder": "offbeat.llm.files",
     "shape_of": "offbeat.llm.shape",
+    "text_after": "offbeat.llm.tokens",
     "write_folder": "offbeat.llm.files",
 }
 

@@ -1,5 +1,8 @@
 """The engine: requests are admitted at any step, rows that are in use are computed, weights change between.
 
+Here is decided what happens between two steps. `SlotTable` knows what each slot holds, `Prefill` feeds
+prompts, and `step.py` computes.
+
 A *slot* is memory: the cache of one response and what its next step needs. A *row* is a slot that is computed
 in a step. A response that has ended its turn and may go on (`Request.hold`) keeps its slot and is no row.
 """
@@ -10,7 +13,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import psutil
@@ -18,21 +21,13 @@ import torch
 from torch import Tensor
 
 from offbeat.errors import ConfigError
-from offbeat.llm.layout import (
-    FREE,
-    HELD,
-    MULTIPLE,
-    ROW,
-    ceil_to,
-    groups_of,
-    last_positions,
-    length_classes,
-    moves,
-)
+from offbeat.llm.layout import MULTIPLE, ceil_to
 from offbeat.llm.model import Decoder
 from offbeat.llm.open_response import Open
-from offbeat.llm.requests import Request, Response, check_tokens
+from offbeat.llm.prefill import CHUNK, Prefill
+from offbeat.llm.requests import Request, Response, check_threads, check_tokens
 from offbeat.llm.sampling import uniforms
+from offbeat.llm.slot_table import SlotTable
 from offbeat.llm.step import (
     ACTIVE,
     MOST_STOPS,
@@ -40,29 +35,16 @@ from offbeat.llm.step import (
     TEMPERATURE,
     TOP_P,
     UNIFORMS,
-    Group,
     Slots,
     decode,
     emit,
-    extend,
 )
 from offbeat.types import End, Span
 
-_CHUNK = 256
-"""Prompts are fed in pieces of so many tokens from their start: so bits depend on the prompt alone."""
-_MOST_AT_ONCE = 4096
-"""Tokens of several prompts that are fed together."""
 _DEFAULT_LENGTH = 2048
 _MOST_SHAPES = 1 << 16
-
-
-class _Prefix(NamedTuple):
-    """The prompt of a group, kept while responses of the group wait for a slot."""
-
-    version: int
-    request: Request
-    cache: list[Tensor]
-    hidden: Tensor
+_ALL = 1 << 62
+"""Most tokens that a top-k can ask for: all of any vocabulary."""
 
 
 class Engine:
@@ -77,7 +59,7 @@ class Engine:
         threads: torch's threads while the engine computes.
         device: where it computes; None: where the model is.
         dtype: of weights and caches; None: the model's.
-        compile: compile each shape of a step when it first comes (4 to 19 s each on a CPU).
+        compile: compile each shape of a step when it first comes (up to a few seconds each on a CPU).
         version: of the weights.
         clock: seconds, for time limits.
 
@@ -112,41 +94,30 @@ class Engine:
         dtype = dtype or model.norm.dtype
         self.version = version
         self.max_length = max_length
-        self._bucket = _least_bucket(bucket, shape.head_size * (shape.num_heads // shape.num_kv_heads))
-        self._length = ceil_to(max_length, self._bucket)
-        self._num_slots, self._size = slots, ceil_to(slots, MULTIPLE)
-        self._threads, self._on_swap, self._clock = threads, on_swap, clock
-        _check_memory(Slots.num_bytes(shape, self._size, self._length, dtype), slots, max_length, device)
+        bucket = _least_bucket(bucket, shape.head_size * (shape.num_heads // shape.num_kv_heads))
+        size, length = ceil_to(slots, MULTIPLE), ceil_to(max_length, bucket)
+        self._bucket, self._threads, self._on_swap, self._clock = bucket, threads, on_swap, clock
+        _check_memory(Slots.num_bytes(shape, size, length, dtype), slots, max_length, device)
         with torch.inference_mode():
             self._model = Decoder(shape, device=device, dtype=dtype)
             self._model.set_weights(model.weights())
-            self._slots = Slots(shape, self._size, self._length, device, dtype)
-            self._rotation = self._model.rotation(torch.arange(self._length, device=device))
+            self._slots = Slots(shape, size, length, device, dtype)
+            self._rotation = self._model.rotation(torch.arange(length, device=device))
+        self._table = SlotTable(self._slots, slots, bucket)
+        self._prefill = Prefill(self._model, self._slots, self._rotation, self._table, bucket)
         self._decode: Callable[..., Tensor] = decode
         if compile:
             self._decode = _compiled()
         self._is_compiled = compile
         self.num_reads = 0
         self.num_steps = 0
-        self.num_prefilled = 0
+        self.num_row_steps = 0  # rows computed in all steps
         self._pending: tuple[int, Mapping[str, Tensor]] | None = None
         self._waiting: deque[Open] = deque()
         self._resuming: dict[Open, int] = {}  # with the first position to feed
         self._open: dict[tuple[int, int], Open] = {}
-        self._prefix: _Prefix | None = None
         self._finished: list[Response] = []
         self._next_deadline_s = math.inf
-        # By slot, as on the device.
-        self._at: list[Open | None] = [None] * self._size
-        self._tokens = np.zeros((self._size, self._length), np.int32)
-        self._log_probs = np.zeros((self._size, self._length), np.float32)
-        self._position = np.zeros(self._size, np.int64)
-        self._classes = np.full(self._size, FREE, np.int64)
-        self._class_ends = np.zeros(self._size, np.int64)  # last positions of the classes of rows
-        self._num_rows = 0
-        self._regions: list[tuple[int, int]] = []  # begin, end
-        self._is_arranged = True
-        self._grouped: tuple[Any, tuple[Group, ...]] = (None, ())
         self._num_filtered = 0
 
     # ------------------------------------------------------------ what there is
@@ -154,12 +125,12 @@ class Engine:
     @property
     def num_rows(self) -> int:
         """Responses that the next step computes, without those that are admitted before it."""
-        return sum(one is not None and one.is_row for one in self._at)
+        return self._table.num_active
 
     @property
     def num_held(self) -> int:
         """Responses that keep their cache and are not computed."""
-        return int((self._classes == HELD).sum())
+        return self._table.num_held
 
     @property
     def num_waiting(self) -> int:
@@ -169,12 +140,17 @@ class Engine:
     @property
     def num_free(self) -> int:
         """Slots without a response."""
-        return self._num_slots - int((self._classes != FREE).sum())
+        return self._table.num_free
+
+    @property
+    def num_prefilled(self) -> int:
+        """Tokens that were fed before the first token of a response, or again."""
+        return self._prefill.num_tokens
 
     @property
     def is_busy(self) -> bool:
         """True while a step would do something."""
-        if self._finished or (self._classes >= 0).any() or self._clock() >= self._next_deadline_s:
+        if self._finished or self.num_rows or self._clock() >= self._next_deadline_s:
             return True
         version = self.version if self._pending is None else self._pending[0]
         return any(self._wanted(one) in (None, version) for one in self._paused())
@@ -190,7 +166,7 @@ class Engine:
         return {
             "threads": self._threads,
             "bucket": self._bucket,
-            "chunk": _CHUNK,
+            "chunk": CHUNK,
             "on_swap": self._on_swap,
             "device": str(self._slots.whole.device),
             "dtype": str(self._model.norm.dtype).removeprefix("torch."),
@@ -238,12 +214,22 @@ class Engine:
                 f"more there is no room below max_length {self.max_length}: give it fewer, or release it"
             )
         one.given.append((begin, end))
-        self._tokens[one.slot, begin:end] = tokens
-        self._log_probs[one.slot, begin:end] = 0.0
+        self._table.tokens[one.slot, begin:end] = tokens
+        self._table.log_probs[one.slot, begin:end] = 0.0
+        self._table.made_s[one.slot, begin:end] = np.nan
         one.length, one.num_new = end, one.num_own(end) + max_new_tokens
         one.has_ended_turn = False
         # Without a cache of what came before, all of it is fed.
         self._resuming[one] = 0 if one.stamp is None else begin - 1
+
+    def is_held(self, key: int, sample: int) -> bool:
+        """Return True for a response that has ended its turn and keeps its cache."""
+        one = self._open.get((key, sample))
+        return one is not None and one.has_ended_turn
+
+    def has_room(self, key: int, sample: int, num_tokens: int) -> bool:
+        """Return True if a held response can be extended by so many tokens."""
+        return self._held(key, sample).length + num_tokens < self.max_length
 
     def release(self, key: int, sample: int) -> None:
         """Forget a held response."""
@@ -276,16 +262,14 @@ class Engine:
             return
         (self.version, weights), self._pending = self._pending, None
         self._model.set_weights(weights)
-        for one in self._at:
-            if one is None or one.slot < 0:
-                continue
-            length = self._known(one)
+        for one in self._table.responses:
+            length = self._table.known(one)
             if one.script is not None:
                 if one.is_row:
-                    self._pause(one)
+                    self._table.pause(one)
                 self._try_script(one)
             elif one.is_row and self._on_swap == "recompute":
-                self._pause(one)
+                self._table.pause(one)
                 one.begin_span(length, self.version, is_rebuilt=True)
                 self._resuming[one] = 0
             elif one.is_row:
@@ -301,15 +285,13 @@ class Engine:
         self._swap()
         self._end_late()
         self._feed([*self._admit(), *self._take_resuming()])
-        if not self._is_arranged:
-            self._arrange()
-        if self._num_rows:
-            groups = self._groups()
-            result = self._decode(
-                self._model, self._slots, self._rotation, groups, is_filtered=self._num_filtered > 0
-            )
-            self._take(result, np.arange(self._num_rows))
+        self._table.arrange()
+        if num_rows := self._table.num_rows:
+            groups, is_filtered = self._table.groups(), self._num_filtered > 0
+            result = self._decode(self._model, self._slots, self._rotation, groups, is_filtered=is_filtered)
+            self._take(result, np.arange(num_rows))
             self.num_steps += 1
+            self.num_row_steps += num_rows
         finished, self._finished = self._finished, []
         return finished
 
@@ -342,24 +324,15 @@ class Engine:
         """Read one step's tokens, and see which responses have ended."""
         self.num_reads += 1
         read = result.cpu().numpy()[:, : len(slots)]
-        position = self._position[slots] + 1
-        self._position[slots] = position
-        self._tokens[slots, position] = read[0]
-        self._log_probs[slots, position] = read[2].view(np.float32)
-        for index in np.flatnonzero(read[1]):
-            one = self._at[slots[index]]
-            assert one is not None, "a slot without a response is no row"
-            self._pause(one)
+        for one in self._table.append(slots, read[0], read[2].view(np.float32), read[1]):
             if (end := self._end_of(one)) is not None:
                 self._finish(one, end)
             else:
                 self._try_script(one)
-        if self._is_arranged and (position > self._class_ends[slots]).any():
-            self._is_arranged = False
 
     def _end_of(self, one: Open) -> End | None:
         """Return why a response that is no row has ended; None for one that goes on."""
-        own, last = one.num_own(one.length), int(self._tokens[one.slot, one.length - 1])
+        own, last = one.num_own(one.length), int(self._table.tokens[one.slot, one.length - 1])
         is_drawn = own > 0 and not (one.given and one.given[-1][1] == one.length)
         if is_drawn and last in one.stops:
             return "eos" if last in self._model.shape.eos_ids else "stop"
@@ -374,16 +347,6 @@ class Engine:
             self._finished.append(self._response(one, end))
         else:
             self._finished.append(self._close(one, end))
-
-    def _pause(self, one: Open) -> None:
-        """Make a row a slot that is held."""
-        one.length, one.is_row = self._known(one), False
-        self._classes[one.slot] = HELD
-        self._is_arranged = False
-
-    def _known(self, one: Open) -> int:
-        """Number of tokens of the sequence so far."""
-        return int(self._position[one.slot]) + 1 if one.is_row else one.length
 
     # ------------------------------------------------------------ scripts
 
@@ -418,33 +381,29 @@ class Engine:
 
     def _admit(self) -> list[tuple[Open, int]]:
         """Give slots to responses that wait, in order."""
-        if self._prefix is not None and not self._is_next(self._prefix.request):
-            self._prefix = None
+        self._prefill.keep_only(self._next_request())
         num_free = self.num_free if self._waiting else 0
-        if not num_free:
-            return []
-        free = iter(np.flatnonzero(self._classes == FREE).tolist())
-        admitted, left = list[tuple[Open, int]](), deque[Open]()
+        admitted, left = list[Open](), deque[Open]()
         while self._waiting and len(admitted) < num_free:
             one = self._waiting.popleft()
-            if self._wanted(one) not in (None, self.version):
-                left.append(one)
-                continue
-            one.slot = next(free)
-            admitted.append((one, 0))
+            (admitted if self._wanted(one) in (None, self.version) else left).append(one)
         self._waiting.extendleft(reversed(left))
-        for one, _ in admitted:
-            self._at[one.slot] = one
-            self._classes[one.slot] = HELD
+        self._table.put(admitted)
+        for one in admitted:
             prompt = one.request.prompt
-            self._tokens[one.slot, : len(prompt)] = prompt
+            self._table.tokens[one.slot, : len(prompt)] = prompt
             if one.begun is not None:
-                self._tokens[one.slot, len(prompt) : one.length] = one.begun.tokens
-                self._log_probs[one.slot, len(prompt) : one.length] = one.begun.log_probs
+                self._table.tokens[one.slot, len(prompt) : one.length] = one.begun.tokens
+                self._table.log_probs[one.slot, len(prompt) : one.length] = one.begun.log_probs
+                made_s = one.begun.made_s
+                self._table.made_s[one.slot, len(prompt) : one.length] = made_s if len(made_s) else np.nan
             one.begin_span(one.length, self.version, is_rebuilt=not one.is_fresh)
             self._num_filtered += _is_filtered(one.request)
-        self._is_arranged = False
-        return self._unended(admitted)
+        return self._unended([(one, 0) for one in admitted])
+
+    def _next_request(self) -> Request | None:
+        """Return the request of the response that is admitted next."""
+        return self._waiting[0].request if self._waiting else None
 
     def _unended(self, jobs: Sequence[tuple[Open, int]]) -> list[tuple[Open, int]]:
         """Finish what has nothing to draw: what was begun and ended, records without further tokens."""
@@ -478,83 +437,12 @@ class Engine:
 
     def _feed(self, jobs: Sequence[tuple[Open, int]]) -> None:
         """Feed what these responses have not fed from a position on, and draw the next token of each."""
-        if not jobs:
-            return
-        leaders: dict[Any, Open] = {}
-        followers: dict[Any, list[Open]] = {}
-        own: list[tuple[Open, int]] = []
-        hidden: dict[Open, Tensor] = {}
-        for one, start in jobs:
-            one.stamp = self.version if start == 0 else one.stamp
-            name: Any = one.request.key if one.is_fresh else one.name
-            if name in leaders:
-                followers.setdefault(name, []).append(one)
-                continue
-            leaders[name] = one
-            if (prefix := self._prefix_of(one)) is not None:
-                self._slots.put_back(one.slot, prefix.cache)
-                hidden[one] = prefix.hidden
-            else:
-                own.append((one, start))
-        hidden |= self._feed_all(own)
-        for name, leader in leaders.items():
-            if others := followers.get(name):
-                self._slots.share(leader.slot, [one.slot for one in others], leader.length)
-                hidden |= dict.fromkeys(others, hidden[leader])
-            self._keep_prefix(leader, hidden[leader])
-        self._emit([one for one, _ in jobs], hidden)
-
-    def _prefix_of(self, one: Open) -> _Prefix | None:
-        """Return the kept prompt if it is that of a response without tokens, under these weights."""
-        kept = self._prefix
-        if kept is None or kept.request is not one.request or kept.version != self.version:
-            return None
-        return kept if one.is_fresh else None
-
-    def _keep_prefix(self, leader: Open, hidden: Tensor) -> None:
-        """Keep a prompt if the next response to be admitted has the same one."""
-        if leader.is_fresh and self._is_next(leader.request) and self._prefix_of(leader) is None:
-            cache = self._slots.kept(leader.slot, leader.length)
-            self._prefix = _Prefix(self.version, leader.request, cache, hidden.clone())
-
-    def _is_next(self, request: Request) -> bool:
-        return bool(self._waiting) and self._waiting[0].request is request
-
-    def _feed_all(self, jobs: Sequence[tuple[Open, int]]) -> dict[Open, Tensor]:
-        """Feed sequences in chunks, those of one size together; return the last hidden state of each."""
-        hidden: dict[Open, Tensor] = {}
-        pieces = [(one, at) for one, start in jobs for at in range(start, one.length, _CHUNK)]
-        by_shape: dict[tuple[int, int, int], list[tuple[Open, int]]] = {}
-        for one, at in pieces:
-            size = _padded(min(_CHUNK, one.length - at))
-            length = min(self._length, ceil_to(at + size, self._bucket))
-            by_shape.setdefault((at, size, length), []).append((one, at))
-        for (_, size, length), batch in sorted(by_shape.items(), key=lambda item: item[0][0]):
-            most = max(1, _MOST_AT_ONCE // size)
-            for begin in range(0, len(batch), most):
-                self._feed_batch(batch[begin : begin + most], size, length, hidden)
-        self.num_prefilled += sum(one.length - start for one, start in jobs)
-        return hidden
-
-    def _feed_batch(
-        self, batch: Sequence[tuple[Open, int]], size: int, length: int, hidden: dict[Open, Tensor]
-    ) -> None:
-        device, tokens = self._slots.whole.device, np.zeros((len(batch), size), np.int64)
-        for row, (one, at) in enumerate(batch):
-            own = self._tokens[one.slot, at : min(at + size, one.length)]
-            tokens[row, : len(own)] = own
-        slots = torch.tensor([one.slot for one, _ in batch], device=device)
-        starts = torch.tensor([at for _, at in batch], device=device)
-        fed = torch.from_numpy(tokens).to(device)
-        found = extend(self._model, self._slots, self._rotation, slots, fed, starts, length)
-        for row, (one, at) in enumerate(batch):
-            if at + _CHUNK >= one.length:
-                hidden[one] = found[row, one.length - 1 - at]
+        if jobs:
+            hidden = self._prefill.feed(jobs, self.version, self._next_request())
+            self._emit([one for one, _ in jobs], hidden)
 
     def _emit(self, ones: Sequence[Open], hidden: Mapping[Open, Tensor]) -> None:
         """Draw the next token of responses whose sequences were fed."""
-        for one in ones:
-            self._position[one.slot] = one.length - 1
         self._start_rows(ones)
         padded = [*ones, *[ones[0]] * (-len(ones) % MULTIPLE)]
         at = torch.tensor([one.slot for one in padded], device=self._slots.whole.device)
@@ -573,57 +461,16 @@ class Engine:
             if (found := one.scripted(own)) is not None:
                 left = min(left, found[1])
             last = min(one.length - 1 + left, self.max_length - 1)
-            token = self._tokens[one.slot, one.length - 1]
-            whole[row, :STOPS] = (token, one.length - 1, 1, last, request.top_k or 1 << 62)
+            token = self._table.tokens[one.slot, one.length - 1]
+            whole[row, :STOPS] = (token, one.length - 1, 1, last, min(request.top_k or _ALL, _ALL))
             whole[row, STOPS : STOPS + len(one.stops)] = one.stops
             real[row, TEMPERATURE], real[row, TOP_P] = request.temperature, request.top_p
             drawn = uniforms(request.seed, one.sample, last + 2)
             real[row, UNIFORMS : UNIFORMS + len(drawn)] = drawn
-            one.is_row = True
-            self._position[one.slot] = one.length - 1
-            self._classes[one.slot] = ROW
         at = torch.tensor([one.slot for one in ones], device=self._slots.whole.device)
         self._slots.whole[at] = torch.from_numpy(whole).to(at.device)
         self._slots.real[at] = torch.from_numpy(real).to(at.device)
-        self._is_arranged = False
-
-    # ------------------------------------------------------------ the order of slots
-
-    def _arrange(self) -> None:
-        """Move slots so that rows come first, the longest in front."""
-        bucket, rows = self._bucket, np.flatnonzero(self._classes >= 0)
-        self._classes[rows] = length_classes(self._position[rows], bucket)
-        sources, targets = moves(self._classes)
-        if len(sources):
-            longest = max(self._known(one) for slot in sources if (one := self._at[slot]) is not None)
-            self._slots.move(sources.tolist(), targets.tolist(), min(self._length, ceil_to(longest, bucket)))
-            moved = [self._at[slot] for slot in sources]
-            gone = np.setdiff1d(sources, targets)
-            for array in (self._tokens, self._log_probs, self._position, self._classes):
-                array[targets] = array[sources]
-            self._classes[gone] = FREE
-            for slot in gone:
-                self._at[slot] = None
-            for slot, one in zip(targets.tolist(), moved, strict=True):
-                assert one is not None, "only slots in use move"
-                self._at[slot], one.slot = one, slot
-        classes = self._classes[self._classes >= 0]
-        self._num_rows = len(classes)
-        self._class_ends[: self._num_rows] = last_positions(classes, bucket)
-        ends = [int(end) for end in np.flatnonzero(np.diff(classes, append=-1)) + 1] if len(classes) else []
-        self._regions = list(zip([0, *ends], ends, strict=False))
-        self._is_arranged = True
-
-    def _groups(self) -> tuple[Group, ...]:
-        bucket = self._bucket
-        lengths = [
-            min(self._length, ceil_to(int(self._position[begin:end].max()) + 1, bucket))
-            for begin, end in self._regions
-        ]
-        regions = tuple((end, length) for (_, end), length in zip(self._regions, lengths, strict=True))
-        if self._grouped[0] != regions:
-            self._grouped = (regions, groups_of(regions, self._size))
-        return self._grouped[1]
+        self._table.start(ones)
 
     # ------------------------------------------------------------ ends
 
@@ -651,9 +498,7 @@ class Engine:
                 self._slots.whole[one.slot, ACTIVE] = 0
         self._resuming.pop(one, None)
         self._num_filtered -= _is_filtered(one.request)
-        self._at[one.slot] = None
-        self._classes[one.slot] = FREE
-        one.slot, one.is_row, self._is_arranged = -1, False, False
+        self._table.take_out(one)
 
     def _response(self, one: Open, end: End) -> Response:
         begin = len(one.request.prompt)
@@ -661,17 +506,19 @@ class Engine:
             length, begun = one.length, one.begun
             tokens = begun.tokens if begun is not None else np.empty(0, np.int32)
             log_probs = begun.log_probs if begun is not None else np.empty(0, np.float32)
+            made_s = begun.made_s if begun is not None else np.empty(0)
         else:
-            length = self._known(one)
-            tokens = self._tokens[one.slot, begin:length].copy()
-            log_probs = self._log_probs[one.slot, begin:length].copy()
+            length = self._table.known(one)
+            tokens = self._table.tokens[one.slot, begin:length].copy()
+            log_probs = self._table.log_probs[one.slot, begin:length].copy()
+            made_s = self._table.made_s[one.slot, begin:length].copy()
         is_own = np.ones(length - begin, np.bool_)
         for first, last in one.given:
             is_own[first - begin : last - begin] = False
         spans = list(one.spans)
         if size := one.num_own(length) - sum(span.size for span in spans):
             spans.append(Span(one.version, size, one.is_rebuilt))
-        return Response(one.request.key, one.sample, tokens, log_probs, is_own, tuple(spans), end)
+        return Response(one.request.key, one.sample, tokens, log_probs, is_own, tuple(spans), end, made_s)
 
 
 def _compiled() -> Callable[..., Tensor]:
@@ -690,11 +537,6 @@ def _is_filtered(request: Request) -> bool:
     return request.temperature > 0.0 and (request.top_k > 0 or request.top_p < 1.0)
 
 
-def _padded(size: int) -> int:
-    """Return the size of a chunk: few different ones, so that prompts are fed together."""
-    return ceil_to(size, 16 if size <= 64 else 64)
-
-
 def _least_bucket(bucket: int, per_position: int) -> int:
     """Round a bucket up to eights, and so that products are large enough for one kernel in every bucket.
 
@@ -704,8 +546,9 @@ def _least_bucket(bucket: int, per_position: int) -> int:
 
 
 def _check(slots: int, max_length: int, bucket: int, threads: int, on_swap: str, most: int) -> None:
-    if slots < 1 or bucket < 1 or threads < 1:
-        raise ConfigError("slots, bucket and threads of an engine must be at least 1")
+    if slots < 1 or bucket < 1:
+        raise ConfigError("slots and bucket of an engine must be at least 1")
+    check_threads(threads)
     if not 2 <= max_length <= most:
         raise ConfigError(f"max_length is {max_length}; this model can do 2 to {most} positions")
     if on_swap not in ("keep", "recompute"):

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from offbeat.errors import ConfigError
+from offbeat.errors import ConfigError, OffbeatError
 from offbeat.llm.shape import Shape, Size, config_of, shape_of, tensor_sizes, token_ids_of
 from offbeat.reading import ARRAYS_BYTES, DESCRIPTION_BYTES, open_file, parse_json, read_file
 
@@ -73,7 +73,10 @@ def read_shape(folder: Path) -> Shape:
     folder = Path(folder)
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
-        raise ConfigError(f"{folder} {what}; give the folder that holds config.json and {WEIGHTS}")
+        hint = f"give the folder that holds config.json and {WEIGHTS}"
+        if what == "does not exist" and len(folder.parts) == 2 and not folder.is_absolute():
+            hint += f". A model of that name on Hugging Face: hf download {folder} --local-dir FOLDER"
+        raise ConfigError(f"{folder} {what}; {hint}")
     if not (folder / "config.json").exists():
         hint = f"give a folder of Hugging Face's layout, with config.json and {WEIGHTS}"
         if files := sorted(path.name for path in folder.glob("*.gguf")):
@@ -148,8 +151,7 @@ def write_folder(
     ``tensors`` are ours, of one of float32, float16 and bfloat16. Tokenizer files come from another folder.
     """
     folder = Path(folder).absolute()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} exists and is not empty; give a new folder, or remove it first")
+    check_new(folder)
     parts = split(shape, tensors)
     kinds = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in parts.values()})
     if len(kinds) > 1 or getattr(torch, kinds[0]) not in _DTYPES.values():
@@ -157,20 +159,35 @@ def write_folder(
     copied = _tokenizer_files(tokenizer_files_from)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.new")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
     try:
-        _write_weights(temporary / WEIGHTS, parts)
+        temporary.mkdir(parents=True)
         _write(temporary / "config.json", _as_json(config_of(shape, kinds[0])))
+        _write_weights(temporary / WEIGHTS, parts)
+        # safetensors makes files that only their owner reads.
+        shutil.copymode(temporary / "config.json", temporary / WEIGHTS)
         _write(temporary / "generation_config.json", _as_json(token_ids_of(shape)))
         for name, data in copied.items():
             _write(temporary / name, data)
         if folder.exists():
             folder.rmdir()
         temporary.replace(folder)
-    except BaseException:
+        _sync(folder.parent)
+    except (OSError, SafetensorError) as error:
+        raise OffbeatError(
+            f"{folder} cannot be written ({error!s:.200}); make room there, or give a folder elsewhere"
+        ) from None
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    _sync(folder.parent)
+
+
+def check_new(folder: Path) -> None:
+    """Refuse a folder that holds something already."""
+    try:
+        is_taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be read: {error.strerror}; give a new folder") from None
+    if is_taken:
+        raise ConfigError(f"{folder} exists and is not empty; give a new folder, or remove it first")
 
 
 def _tokenizer_files(source: Path | None) -> dict[str, bytes]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from offbeat.errors import ConfigError
-from offbeat.llm.files import fuse, parts_of, write_folder
+from offbeat.llm.files import check_new, fuse, parts_of, write_folder
 from offbeat.llm.shape import RopeScaling, Shape, Size
 from offbeat.reading import ARRAYS_BYTES, open_file
 
@@ -54,7 +54,8 @@ def convert(file: Path, folder: Path, dtype: torch.dtype = torch.bfloat16) -> Sh
     byte-level BPE with the pre-tokenizer ``smollm`` or ``gpt-2``. Example:
     ``convert(Path("SmolLM2-135M-Instruct.Q4_1.gguf"), Path("smollm2"))``.
     """
-    file = Path(file)
+    file, folder = Path(file), Path(folder)
+    check_new(folder)
     packages = _packages()
     content = _read(file)
     try:

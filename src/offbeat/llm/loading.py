@@ -74,14 +74,14 @@ def check_device(name: str) -> None:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         is_usable, reason = False, str(error).strip().partition("\n")[0]
     if not is_usable:
-        raise ConfigError(f"torch cannot compute on device {name!r:.40} here ({reason:.120}): use cpu")
+        raise ConfigError(f"torch cannot compute on device {name!r:.40} here ({reason:.200}): use cpu")
 
 
 def _check_memory(folder: Path, shape: Shape, dtype: torch.dtype, name: str) -> None:
     # What is read and the network made of it are there at once, and then that one and the engine's.
     needed, available = 2 * shape.num_parameters * dtype.itemsize, psutil.virtual_memory().available
     if needed > available:
-        fix = "use bf16, which takes half, or" if name == "fp32" else "use"
+        fix = "use bf16, which takes half, or" if name == "fp32" and needed <= 2 * available else "use"
         raise ConfigError(
             f"{folder} has {shape.num_parameters / 1e6:,.0f} million parameters; to read them as {name} "
             f"takes {needed / 1e9:.1f} GB, and {available / 1e9:.1f} GB are free: "

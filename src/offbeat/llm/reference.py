@@ -16,13 +16,14 @@ from torch import Tensor
 from offbeat.errors import ConfigError
 from offbeat.llm.files import read_shape, split
 from offbeat.llm.model import Decoder
-from offbeat.llm.requests import Request, Response, check_tokens
+from offbeat.llm.requests import Request, Response, check_threads, check_tokens
 from offbeat.llm.sampling import draw, uniforms
 from offbeat.llm.shape import Shape, config_of, shape_of, tensor_sizes
 from offbeat.llm.step import MOST_STOPS
 from offbeat.types import End, Span
 
 _DEFAULT_LENGTH = 2048
+_ALL = 1 << 62  # tokens of a top-k: more than any vocabulary has
 
 
 @dataclass(slots=True, eq=False)
@@ -89,8 +90,9 @@ class TransformersBackend:
         version: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if batch_size < 1 or threads < 1:
-            raise ConfigError("batch_size and threads must be at least 1")
+        if batch_size < 1:
+            raise ConfigError("batch_size must be at least 1")
+        check_threads(threads)
         package = _package()
         self._network, self._shape, self._eos_ids = _network(model, package)
         self._network.eval()
@@ -291,7 +293,7 @@ class _Draw:
         self._temperature = torch.tensor([one.temperature for one in asked], device=device)
         self._limits: tuple[Tensor | None, Tensor | None] = (None, None)
         if _is_filtered(asked[0]):
-            top_k = torch.tensor([one.top_k or 1 << 62 for one in asked], device=device)
+            top_k = torch.tensor([min(one.top_k or _ALL, _ALL) for one in asked], device=device)
             top_p = torch.tensor([one.top_p for one in asked], dtype=torch.float64, device=device)
             self._limits = (top_k, top_p)
         self.log_probs: list[Tensor] = []

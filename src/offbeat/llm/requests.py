@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 from offbeat.errors import ConfigError
 from offbeat.types import End, Piece, Span
 
+MOST_SAMPLES = 1 << 16
+"""Responses to one request: each takes memory from `Engine.submit` on."""
+MOST_THREADS = 256
+
 
 @dataclass(frozen=True, slots=True)
 class Response:
@@ -19,6 +23,7 @@ class Response:
 
     ``tokens`` are all after the prompt; ``log_probs`` those of its own tokens under the weights and the
     temperature that drew them, 0 where ``is_own`` is false: these were given, such as the answer of a tool.
+    ``made_s`` says when each token was made, in seconds since 1970; NaN where that is not known.
     ``spans`` say which version made how many of its own tokens, in order, ``end`` why it ended; it is empty
     for a response under way.
     """
@@ -30,6 +35,7 @@ class Response:
     is_own: NDArray[np.bool_]
     spans: tuple[Span, ...] = ()
     end: End = ""
+    made_s: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
     @property
     def piece(self) -> Piece:
@@ -90,8 +96,13 @@ class Request:
         check_tokens("the prompt", self.prompt, vocab_size)
         if self.num_samples < 1 or self.max_new_tokens < 1:
             raise ConfigError("num_samples and max_new_tokens must be at least 1")
+        if self.num_samples > MOST_SAMPLES:
+            raise ConfigError(
+                f"num_samples is {self.num_samples}, and may be {MOST_SAMPLES}: use several requests, each "
+                "with a seed of its own"
+            )
         if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
-            raise ConfigError(f"temperature is {self.temperature}: it must be 0 or more")
+            raise ConfigError(f"temperature is {self.temperature}: it must be a finite number, 0 or more")
         if not 0.0 < self.top_p <= 1.0:
             raise ConfigError(f"top_p is {self.top_p}: it must be above 0, and at most 1")
         if self.top_k < 0:
@@ -115,6 +126,12 @@ class Request:
                     f"{name} has {size} tokens with its prompt: give the engine a max_length of {size}"
                 )
             check_tokens(name, one.tokens.tolist(), vocab_size)
+
+
+def check_threads(threads: int) -> None:
+    """Raise ConfigError for a number of threads that torch cannot start; it would end the process."""
+    if not 1 <= threads <= MOST_THREADS:
+        raise ConfigError(f"threads is {threads}: use 1 to {MOST_THREADS}, and at most the number of cores")
 
 
 def check_tokens(name: str, tokens: Sequence[int], vocab_size: int) -> None:

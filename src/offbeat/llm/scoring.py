@@ -18,6 +18,7 @@ from torch import Tensor
 from offbeat.errors import ConfigError
 from offbeat.llm.layout import MULTIPLE, ceil_to
 from offbeat.llm.model import Decoder
+from offbeat.llm.requests import check_threads
 
 _PROMPT_MULTIPLE, _LABEL_MULTIPLE = 16, 4
 _MOST_TOKENS = 8192
@@ -63,6 +64,7 @@ class Scorer:
     def __init__(
         self, model: Decoder, *, version: int = 0, max_cached: int = 10_000, threads: int = 1
     ) -> None:
+        check_threads(threads)
         self.version = version
         self.num_asked = self.num_cached = 0
         self._threads, self._max_cached = threads, max_cached
@@ -88,6 +90,10 @@ class Scorer:
         ``labels[i]`` are those of ``prompts[i]``. Metrics: ``num_asked`` counts prompts, ``num_cached`` those
         that were known.
         """
+        if len(prompts) != len(labels):
+            raise ConfigError(
+                f"there are {len(prompts)} prompts and labels for {len(labels)}: give each a list of labels"
+            )
         asked = [(tuple(prompt), tuple(map(tuple, own))) for prompt, own in zip(prompts, labels, strict=True)]
         for prompt, own in asked:
             self._check(prompt, own)

@@ -43,6 +43,10 @@ class Tokenizer(Protocol):
         """Return the ids of a text, after the id that begins texts where the model has one."""
         ...
 
+    def encode_more(self, text: str) -> list[int]:
+        """Return the ids of a text that comes after others, such as the answer of a tool."""
+        ...
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, without special tokens."""
         ...
@@ -88,6 +92,10 @@ class HubTokenizer:
         """Return the ids of a text, with the special tokens that tokenizer.json puts around it."""
         return list(self._tokenizer.encode(text).ids)
 
+    def encode_more(self, text: str) -> list[int]:
+        """Return the ids of a text without special tokens around it."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, without special tokens; bytes that are no UTF-8 become U+FFFD."""
         return str(self._tokenizer.decode(list(ids)))
@@ -97,7 +105,7 @@ class HubTokenizer:
         if self._template is None:
             raise ConfigError(
                 f"this tokenizer has no chat template; put one into {_TEMPLATE} beside {_TOKENIZER},"
-                " or use encode for models that complete text"
+                " or give the text without a chat to a model that completes text"
             )
         text = self._template.render(messages, self._special)
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
@@ -140,6 +148,10 @@ class CharTokenizer:
             )
         return [self.bos_id] * self.add_bos + [self._ids[character] for character in text]
 
+    def encode_more(self, text: str) -> list[int]:
+        """Return an id per character."""
+        return self.encode(text)[self.add_bos :]
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, without padding, begin and end; ids behind the alphabet become U+FFFD."""
         places = [token - self._FIRST for token in ids if token >= self._FIRST]
@@ -174,13 +186,16 @@ class CharTokenizer:
 class Stream:
     """Turns ids that arrive one by one into text; a character is given when all of its bytes are there.
 
+    ``prompt`` are ids that come before: some tokenizers drop a space at the beginning of a text, and what
+    follows a prompt is no beginning.
+
     Example: ``print(stream.feed([token]), end="")`` after each token, and ``stream.end()`` at the end.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._shown = 0
+        self._ids = list(prompt)
+        self._shown = len(self._ids)
 
     def feed(self, ids: Sequence[int]) -> str:
         """Take the next ids; returns the text that is certain now, which may be empty."""
@@ -203,6 +218,12 @@ class Stream:
             self._ids = self._ids[self._shown :]
             self._shown = len(self._ids)
         return new
+
+
+def text_after(tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int]) -> str:
+    """Return the text that ids add to a prompt, with the space that begins it."""
+    before, whole = tokenizer.decode(prompt), tokenizer.decode([*prompt, *ids])
+    return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(ids)
 
 
 def load_tokenizer(folder: Path) -> HubTokenizer | CharTokenizer:

@@ -1,4 +1,6 @@
-"""A run's two journals: ``events.jsonl`` (what happened, for people) and ``schedule.jsonl`` (for replay).
+"""A run's journals: ``events.jsonl`` (what happened, for people), and two for replay.
+
+These are ``schedule.jsonl`` and, where segments have answers, ``answers.jsonl``.
 
 Each line is one JSON object and is handed to the system in one write, so a killed run keeps every line it
 wrote. Only a machine that loses power can leave a torn last line: readers pass over it, writers cut it off.
@@ -27,6 +29,7 @@ from offbeat.reading import JOURNAL_BYTES, LINE_BYTES, open_file, open_to_append
 Record = dict[str, Any]
 """One line of a journal."""
 
+ANSWERS = "answers.jsonl"
 _BLOCK_BYTES = 1 << 16
 _log = logging.getLogger(__name__)
 
@@ -129,7 +132,7 @@ class EventLog(_Journal):
 
 
 class ScheduleLog(_Journal):
-    """Appends to ``schedule.jsonl``, from which a run can be repeated bit for bit.
+    """Appends to ``schedule.jsonl`` or ``answers.jsonl``, from which a run can be repeated bit for bit.
 
     A checkpoint keeps `offset`; a resumed run first goes back to it with `truncate`, so that the file always
     holds one history without repetition. Lines are added to ``lines`` and written by `flush`. ``on_fault`` is
@@ -198,6 +201,12 @@ def read_rounds(path: str | Path) -> list[Record]:
 def read_schedule(path: str | Path) -> list[Record]:
     """All records of a schedule, in the order in which they were written."""
     return list(_read_lines(Path(path)))
+
+
+def read_answers(directory: str | Path) -> list[Record]:
+    """All records of a run's answers, in the order in which they were written; none without the file."""
+    path = Path(directory) / ANSWERS
+    return list(_read_lines(path)) if path.exists() else []
 
 
 def _read_lines(path: Path) -> Iterator[Record]:

@@ -10,14 +10,15 @@ those of its window. Counters are totals since the run's first round and survive
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import chain, zip_longest
 
 import numpy as np
 
 from offbeat.observe.callbacks import Bottleneck
+from offbeat.observe.lengths import Lengths
 from offbeat.pacing.actions import Pace
 from offbeat.pacing.events import (
     CollectorDown,
@@ -37,7 +38,7 @@ from offbeat.pacing.events import (
     TrainStarted,
 )
 from offbeat.reading import numbers
-from offbeat.types import Batch, Metrics, Segment, StateTree
+from offbeat.types import TIMEOUT, Batch, Metrics, Piece, Segment, StateTree
 
 _EPISODES_AVERAGED = 100
 _ROUNDS_AVERAGED = 50
@@ -50,6 +51,8 @@ _RATES = (
     "pace/overlap_efficiency",
     "rollout/steps_per_s",
 )
+_WAITS = {"tool_ms": "rollout/waiting_for_tool", "reward_ms": "rollout/waiting_for_reward"}
+"""Units that are times of waiting: the mean number of pieces that waited follows from their sum."""
 _NOTHING = (0, 0)
 _MOST_ENVS = 256
 """With more environments than this, events do not name what each gave to a round."""
@@ -79,6 +82,10 @@ class _Totals:
     ended_cut: int = 0
     ended_timeout: int = 0
     ended_error: int = 0
+    answers: int = 0  # that pieces got
+    answers_failed: int = 0
+    answers_timeout: int = 0
+    lockstep_until: int = -1  # round from which weights at k = 0 depend on time
     begun_tickets_kept: int = 0
     begun_tickets_cut_back: int = 0
 
@@ -92,6 +99,7 @@ class _Window:
     publish_s: float = 0.0
     paused_s: float = 0.0
     state_s: float = 0.0
+    waits_ms: Counter[str] = field(default_factory=Counter)
 
 
 class Meter:
@@ -126,6 +134,7 @@ class Meter:
         self._present = set(range(num_collectors))
         self._samples_by_env = [[0] for _ in range(num_collectors)]  # of one that does not say, in a sum
         self._totals = _Totals()
+        self._lengths = Lengths()
         self._window = _Window()
         self._measured: Metrics = {}  # metrics of the round that ended
         self._collecting: Metrics = {}  # rates of the last round that had something collected
@@ -137,7 +146,8 @@ class Meter:
         self._rounds_here = 0
         self._first_ticket_s = 0.0
         self._last_round_s = 0.0
-        self._steps_before = 0
+        self._samples_before = 0
+        self._unit = ""
         self._eval_skipped_before = 0
         self._return_mean = math.nan
         self._length_mean = math.nan
@@ -185,12 +195,25 @@ class Meter:
         totals.arrived += 1
         totals.samples += samples
         totals.env_steps += segment.units.get("env_steps", 0)
+        self._unit = self._unit or segment.unit
+        self._window.waits_ms.update({unit: segment.units[unit] for unit in _WAITS if unit in segment.units})
         if segment.pieces:
-            ends = [piece.end for piece in segment.pieces]
-            totals.pieces += len(ends)
-            totals.ended_cut += ends.count("cut")
-            totals.ended_timeout += ends.count("timeout")
-            totals.ended_error += ends.count("error")
+            self._lengths.arrived(segment)
+            self._count_pieces(segment.pieces)
+
+    def _count_pieces(self, pieces: Sequence[Piece]) -> None:
+        totals, ends = self._totals, [piece.end for piece in pieces]
+        errors = [answer.error for piece in pieces for answer in piece.answers]
+        totals.pieces += len(ends)
+        totals.ended_cut += ends.count("cut")
+        totals.ended_timeout += ends.count("timeout")
+        totals.ended_error += ends.count("error")
+        totals.answers += len(errors)
+        totals.answers_timeout += errors.count(TIMEOUT)
+        totals.answers_failed += len(errors) - errors.count("") - errors.count(TIMEOUT)
+        is_late = TIMEOUT in errors or "timeout" in ends or "cut" in ends
+        if is_late and self._pace.degree == 0 and totals.lockstep_until < 0:
+            totals.lockstep_until = self._pace.version
 
     def _dropped(self, event: SegmentDropped, now_s: float) -> None:
         _, samples = self._waiting.pop(event.ticket, _NOTHING)
@@ -248,6 +271,7 @@ class Meter:
         if self._rounds_here == _ROUNDS_TRUSTED:
             for _ in range(len(self._recent_rounds_s) - _ROUNDS_TRUSTED + _ROUNDS_SLOW):
                 self._recent_rounds_s.popleft()
+        self._lengths.trained(batch.segments)
         self._count_episodes(batch)
         self._count_environments(batch)
         self._window = _Window(start_s=ended_s)
@@ -273,6 +297,7 @@ class Meter:
             "pace/train_idle_ratio": train_idle,
             "pace/overlap_efficiency": active_s / busiest_s if busiest_s > 0 else math.nan,
             "rollout/steps_per_s": window.samples / round_s,
+            **{_WAITS[unit]: ms / 1000.0 / round_s for unit, ms in window.waits_ms.items()},
             "learn/samples_per_s": sum(weights) / round_s,
             "time/round_s": round_s,
             "time/collect_s": collect_s,
@@ -360,6 +385,11 @@ class Meter:
         return self._totals.env_steps
 
     @property
+    def samples(self) -> tuple[int, str]:
+        """Samples that arrived since the run's first round, and their unit, such as ``tokens``."""
+        return self._totals.samples, self._unit
+
+    @property
     def first_ticket_s(self) -> float | None:
         """Time at which this start of the run began to collect; None before."""
         return self._first_ticket_s or None
@@ -371,9 +401,9 @@ class Meter:
 
     @property
     def steps_per_s(self) -> float:
-        """Environment steps per second of this start of the run, from its first ticket to its last round."""
+        """Samples per second of this start of the run, from its first ticket to its last round."""
         seconds = self.rounds_s
-        return (self.env_steps - self._steps_before) / seconds if seconds > 0 else 0.0
+        return (self._totals.samples - self._samples_before) / seconds if seconds > 0 else 0.0
 
     @property
     def return_mean_100(self) -> float:
@@ -414,6 +444,7 @@ class Meter:
             "rollout/total_episodes": totals.episodes,
             "rollout/generation_errors": totals.generation_errors,
             **self._ends(),
+            **self._lengths.metrics(),
             **self._begun(),
             "rollout/samples_by_env_min": min(chain(*self._samples_by_env)),
             "rollout/samples_by_env_max": max(chain(*self._samples_by_env)),
@@ -436,9 +467,12 @@ class Meter:
         }
 
     def _ends(self) -> Metrics:
-        """Return how many pieces of segments ended early, where segments have pieces."""
-        ends = ("ended_cut", "ended_timeout", "ended_error")
-        return {f"rollout/{name}": getattr(self._totals, name) for name in ends if self._totals.pieces}
+        """Return how many pieces of segments ended early, and answers did not come, where there are any."""
+        totals = self._totals
+        ends = ("ended_cut", "ended_timeout", "ended_error") if totals.pieces else ()
+        failures = ("answers_failed", "answers_timeout") if totals.answers else ()
+        found: Metrics = {f"rollout/{name}": getattr(totals, name) for name in (*ends, *failures)}
+        return found if totals.lockstep_until < 0 else {**found, "pace/lockstep_until": totals.lockstep_until}
 
     def _begun(self) -> Metrics:
         """Return how many tickets were issued again with begun work, where there are any."""
@@ -460,6 +494,7 @@ class Meter:
         """Counters and running means; what is under way belongs to the attempt and is left out."""
         return {
             "totals": asdict(self._totals),
+            "lengths": self._lengths.state_dict(),
             "samples_by_env": [list(by_env) for by_env in self._samples_by_env],
             "recent_returns": list(self._recent_returns),
             "recent_rounds_s": list(self._recent_rounds_s),
@@ -475,6 +510,7 @@ class Meter:
         """
         self._totals = _Totals(**state["totals"])
         numbers(asdict(self._totals).values())
+        self._lengths.load_state_dict(state.get("lengths"))
         # Earlier versions counted the samples of each collector, without its environments.
         by_env = state.get("samples_by_env") or [[0] for _ in self._samples_by_env]
         for index, samples in enumerate(by_env[: len(self._samples_by_env)]):
@@ -489,7 +525,7 @@ class Meter:
         self._waiting = {number: (queued.get(number, 0), 0) for number in ready}
         self._window = _Window()
         self._rounds_here, self._first_ticket_s, self._last_round_s = 0, 0.0, 0.0
-        self._steps_before = self._totals.env_steps
+        self._samples_before = self._totals.samples
         self._eval_skipped_before = self._pace.eval_skipped
 
 

@@ -38,13 +38,15 @@ class CollectorDown(NamedTuple):
     """A collector died or was killed; its running tickets are lost and wait to be issued again.
 
     ``raised``: its own code raised, and ``reason`` has the traceback. The driver adds ``restorable``: its
-    environments continue where a saved state left them.
+    environments continue where a saved state left them. ``is_final``: it raised `TaskError`, and another one
+    would do so, too.
     """
 
     collector: int
     reason: str = ""
     raised: bool = False
     restorable: bool = True
+    is_final: bool = False
 
 
 class CollectorLeft(NamedTuple):

@@ -15,12 +15,13 @@ import math
 import operator
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from typing import Any, get_args
 
 from offbeat.errors import ConfigError, ReplayError
 from offbeat.pacing.actions import Action, Checkpoint, Finish, Issue, Publish, Renew, Train
+from offbeat.pacing.answers import Answers, ChangedAnswer, first_change, unanswered, with_answers
 from offbeat.pacing.events import (
     CollectorDown,
     CollectorUp,
@@ -38,13 +39,14 @@ from offbeat.types import End, Piece, Span, Ticket
 
 _NONE = -1
 _MOST_COLLECTORS = 100_000
+_OTHER_FIELDS = ("kind", "lane", "pieces", "answers")
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedSegment:
     """A segment line of ``schedule.jsonl``: which collector made it, and with which weights.
 
-    ``pieces`` are those of a segment that says so.
+    ``pieces`` are those of a segment that says so, ``num_answers`` counts what each of them was answered.
     """
 
     ticket: int
@@ -56,6 +58,7 @@ class RecordedSegment:
     steps_collected: int = 0
     steps_trained: int = 0
     pieces: tuple[Piece, ...] = ()
+    num_answers: tuple[int, ...] = ()
 
     @property
     def begin(self) -> int:
@@ -79,8 +82,11 @@ class Schedule:
     joined: frozenset[int] = frozenset()
 
     @staticmethod
-    def from_records(records: Iterable[Mapping[str, Any]]) -> Schedule:
-        """Read the lines of ``schedule.jsonl``; ReplayError when they are not those of a schedule."""
+    def from_records(records: Iterable[Mapping[str, Any]], answers: Answers | None = None) -> Schedule:
+        """Read the lines of ``schedule.jsonl``; ReplayError when they are not those of a schedule.
+
+        ``answers`` are those that pieces got, by ticket; None: they are asked for again.
+        """
         segments: dict[int, list[RecordedSegment]] = {}
         scripts: dict[int, RecordedSegment] = {}
         rounds, checksums = {}, {}
@@ -117,6 +123,11 @@ class Schedule:
             raise ReplayError(
                 f"schedule.jsonl was damaged or edited, the run cannot be repeated ({error!r})"
             ) from error
+        for ticket, one in scripts.items():
+            if answers is not None and one.num_answers:
+                scripts[ticket] = replace(
+                    one, pieces=with_answers(ticket, one.pieces, one.num_answers, answers)
+                )
         by_version = {version: tuple(group) for version, group in segments.items()}
         return Schedule(by_version, rounds, checksums, scripts, drops, frozenset(joined))
 
@@ -168,15 +179,25 @@ class RecordedPace:
     """Repeats a schedule until version ``until``, and ends early at the first different weights.
 
     ``difference`` is then not None; ``strayed`` is the first ticket that was made of other pieces than its
-    script says. With ``saves`` a checkpoint is taken at the end. ``incarnations`` are those of the collectors
-    as they were started.
+    script says. With ``calls`` scripts come without the answers, which are asked for again; it ends at the
+    first one that is ``changed``. With ``saves`` a checkpoint is taken at the end. ``incarnations`` are those
+    of the collectors as they were started.
     """
 
     def __init__(
-        self, schedule: Schedule, seed: int, until: int, num_collectors: int, *, saves: bool = False
+        self,
+        schedule: Schedule,
+        seed: int,
+        until: int,
+        num_collectors: int,
+        *,
+        saves: bool = False,
+        calls: bool = False,
     ) -> None:
         self.difference: Difference | None = None
+        self.changed: ChangedAnswer | None = None
         self.strayed: int | None = None
+        self._calls = calls
         self.num_compared = 0  # versions whose weights were compared
         self._equal = 0  # newest of them; with none the start, from where all that follows is made
         self.incarnations = dict.fromkeys(range(num_collectors), 0)
@@ -288,8 +309,8 @@ class RecordedPace:
                 if found is None:
                     found = self._running.pop(ticket.number)
                     self._have_worked.add(found.collector)
-                elif self.strayed is None and tuple(segment.pieces) != found.pieces:
-                    self.strayed = ticket.number
+                else:
+                    self._compare_pieces(ticket.number, found.pieces, segment.pieces)
                 self.rollbacks = found.rollbacks
                 self._ready[found.ticket] = segment.oldest_version
                 self._dropped.discard(found.ticket)
@@ -314,6 +335,13 @@ class RecordedPace:
             case _:
                 pass
         return ()
+
+    def _compare_pieces(self, ticket: int, recorded: Sequence[Piece], now: Sequence[Piece]) -> None:
+        """Compare the pieces of a segment with the recorded ones, and answers that were asked for again."""
+        if self._calls and self.changed is None:
+            self.changed = first_change(ticket, recorded, now)
+        if self.strayed is None and unanswered(now) != unanswered(recorded):
+            self.strayed = ticket
 
     def _compare(self, version: int, checksum: int | None) -> None:
         """Compare published weights with the recorded ones."""
@@ -357,8 +385,8 @@ class RecordedPace:
         """Return what the recorded run did next."""
         if self._finished:
             return ()
-        if self.difference is not None or self._stop_reason is not None:
-            return self._finish(str(self.difference or self._stop_reason))
+        if ended := self.difference or self.changed or self._stop_reason:
+            return self._finish(str(ended))
         if self._training is not None or self.published != self.version:
             return ()
         if self.version >= self.rounds:
@@ -404,7 +432,8 @@ class RecordedPace:
             return self._begin_joined(collector, self._due[collector][0])
         due = self._due.pop(collector)
         self._open.setdefault(collector, {}).update({segment.ticket: segment for segment in due})
-        return [Issue(self._ticket(segment), segment.pieces) for segment in due]
+        scripts = [unanswered(one.pieces) if self._calls else one.pieces for one in due]
+        return [Issue(self._ticket(one), script) for one, script in zip(due, scripts, strict=True)]
 
     def _begin_joined(self, collector: int, segment: RecordedSegment) -> list[Action]:
         """Start a collector that joined the recorded run, once."""
@@ -523,10 +552,11 @@ class RecordedPace:
 
 def _segment_of(record: Mapping[str, Any]) -> RecordedSegment:
     """Read a segment line; KeyError, TypeError or ValueError when it is none."""
-    fields = {key: value for key, value in record.items() if key not in ("kind", "lane", "pieces")}
-    _check_whole(record["lane"], *fields.values())
+    fields = {key: value for key, value in record.items() if key not in _OTHER_FIELDS}
+    counts = tuple(record.get("answers", ()))
+    _check_whole(record["lane"], *fields.values(), *counts)
     pieces = tuple([_piece_of(*row) for row in record.get("pieces", ())])
-    return RecordedSegment(collector=record["lane"], pieces=pieces, **fields)
+    return RecordedSegment(collector=record["lane"], pieces=pieces, num_answers=counts, **fields)
 
 
 def _piece_of(rows: Sequence[Sequence[int]], end: End) -> Piece:

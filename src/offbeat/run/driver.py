@@ -15,7 +15,15 @@ from functools import partial
 from typing import Any
 
 from offbeat.checkpoint import CheckpointManager, fitting
-from offbeat.errors import CheckpointError, CollectError, ConfigError, DivergedError, LearnerLost, StallError
+from offbeat.errors import (
+    CheckpointError,
+    CollectError,
+    ConfigError,
+    DivergedError,
+    LearnerLost,
+    StallError,
+    TaskError,
+)
 from offbeat.observe.meter import Meter
 from offbeat.observe.system import SystemMonitor
 from offbeat.pacing.actions import (
@@ -368,6 +376,8 @@ class Driver:
                 event = self._check_round(event)
             case CollectorDown(collector, reason):
                 row = self.collectors.rows[collector]
+                if event.is_final:
+                    raise TaskError(reason)
                 if event.raised and not row.has_worked:
                     raise CollectError(reason)  # a bug: it is to be seen at once
                 event = event._replace(restorable=row.is_restorable)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,9 +12,10 @@ from offbeat.errors import OffbeatError
 from offbeat.observe.advice import Advisor
 from offbeat.observe.callbacks import Callback, CallbackObserver, RunControl, RunSummary
 from offbeat.observe.console import make_console
-from offbeat.observe.events import ScheduleLog
+from offbeat.observe.events import ANSWERS, ScheduleLog
 from offbeat.observe.journal import Journal
 from offbeat.pacing.actions import Pace
+from offbeat.pacing.answers import lines_of
 from offbeat.pacing.events import Handlers, Published, RoundTrained, SegmentArrived, SegmentDropped
 from offbeat.run.collectors import Collectors
 from offbeat.run.driver import Driver
@@ -46,7 +47,8 @@ def attach(
         driver.observe(hooks.round_handlers())
     if summary.algorithm:
         driver.observe({}, state=lambda: {"algorithm": summary.algorithm})
-    driver.observe(Advisor(settings.async_training.off_policy_degree, driver.faults.append).handlers())
+    dial, is_parallel = settings.async_training.off_policy_degree, settings.runtime.kind != "inline"
+    driver.observe(Advisor(dial, driver.faults.append, is_parallel=is_parallel).handlers())
     driver.observe(hooks.handlers(), close=console.close, flush=partial(console.refresh, driver.phase))
     console.open(point.version if point.resumed else None)
 
@@ -62,6 +64,10 @@ def _attach_files(
         if point.resumed:
             with fitting("this run's schedule"):
                 log.truncate(own.get("schedule_offset", 0), bool(own.get("schedule_gap", False)))
+        answers = AnswerRecorder(directory / ANSWERS, on_fault)
+        if point.resumed:
+            with fitting("this run's answers"):
+                answers.truncate(own.get("answers_offset", 0), bool(own.get("answers_gap", False)))
         journal = Journal(directory, name, driver.spec.settings, driver.meter, driver.pace, version, on_fault)
     except OSError as error:
         raise OffbeatError(
@@ -70,6 +76,7 @@ def _attach_files(
         ) from error
     schedule = ScheduleRecorder(log, driver.collectors, driver.pace, driver.spec.num_collectors)
     driver.observe(schedule.handlers(), close=log.close, flush=log.flush, state=schedule.state_dict)
+    driver.observe(answers.handlers(), close=answers.close, flush=answers.flush, state=answers.state_dict)
     driver.observe(hooks.round_handlers())
     driver.observe(journal.handlers(), close=journal.close)
 
@@ -139,7 +146,63 @@ class ScheduleRecorder:
 def _pieces_field(pieces: Sequence[Piece]) -> str:
     """Return pieces as a field of a segment's line: versions and sizes of their spans, and their ends."""
     rows = [
-        [[[int(version), int(size), *[1] * rebuilt] for version, size, rebuilt in spans], end]
-        for spans, end in pieces
+        [[[int(version), int(size), *[1] * rebuilt] for version, size, rebuilt in piece.spans], piece.end]
+        for piece in pieces
     ]
-    return f',"pieces":{json.dumps(rows, separators=(",", ":"))}'
+    counts = [len(piece.answers) for piece in pieces]
+    field = f',"pieces":{json.dumps(rows, separators=(",", ":"))}'
+    return field + (f',"answers":{json.dumps(counts, separators=(",", ":"))}' if any(counts) else "")
+
+
+class AnswerRecorder:
+    """The answers that segments got, as an observer: lines in ``answers.jsonl``, which comes with the first.
+
+    They come before the line of the segment in ``schedule.jsonl`` would be relied on: a checkpoint knows of
+    both.
+    """
+
+    def __init__(self, path: Path, on_fault: Callable[[str], None]) -> None:
+        self._path, self._on_fault = path, on_fault
+        self._log = ScheduleLog(path, on_fault) if path.exists() else None
+        self._gap = False  # answers were lost before there was a file
+
+    def handlers(self) -> Handlers:
+        return {SegmentArrived: self._arrived}
+
+    def truncate(self, offset: int, gap: bool) -> None:
+        """Forget what came after a checkpoint; CheckpointError when the file lacks what was before it."""
+        self._gap = gap
+        if self._log is None and offset:
+            self._log = ScheduleLog(self._path, self._on_fault)
+        if self._log is not None:
+            self._log.truncate(offset, gap)
+
+    def state_dict(self) -> dict[str, StateTree]:
+        """Return what a checkpoint relies on of the file; CheckpointError when the disk does not take it."""
+        log = self._log
+        if log is None:
+            return {"answers_gap": True} if self._gap else {}
+        return {"answers_offset": log.offset(), "answers_gap": log.gap}
+
+    def flush(self) -> None:
+        if self._log is not None:
+            self._log.flush()
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+
+    def _arrived(self, event: SegmentArrived, now_s: float) -> None:
+        segment = event.segment
+        if not any(piece.answers for piece in segment.pieces):
+            return
+        if self._log is None:
+            try:
+                self._log = ScheduleLog(self._path, self._on_fault)
+            except OSError as error:
+                if not self._gap:
+                    self._on_fault(f"{self._path} cannot be written, the run cannot be replayed: {error}")
+                self._gap = True
+                return
+            self._log.gap = self._gap
+        self._log.lines.append(lines_of(segment.ticket.number, segment.pieces))

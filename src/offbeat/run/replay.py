@@ -10,9 +10,10 @@ from pathlib import Path
 
 from offbeat.checkpoint import CheckpointManager, LoadedCheckpoint
 from offbeat.config.models import ObserveConfig
-from offbeat.errors import CheckpointError, ReplayError
+from offbeat.errors import CheckpointError, OffbeatError, ReplayError
 from offbeat.observe.callbacks import RunControl, RunSummary
-from offbeat.observe.events import Record, read_schedule
+from offbeat.observe.events import ANSWERS, Record, read_answers, read_schedule
+from offbeat.pacing.answers import ChangedAnswer, answers_of
 from offbeat.pacing.events import RoundTrained
 from offbeat.pacing.recorded import Difference, RecordedPace, Schedule
 from offbeat.run.driver import Driver
@@ -33,7 +34,8 @@ class ReplayReport:
     """Result of a replay; ``difference`` names the first round whose published weights differ.
 
     ``recorded_digest`` is empty when there is no checkpoint of the version that was reached; ``identical`` is
-    None when the schedule has no checksums either, so that nothing could be compared.
+    None when the schedule has no checksums either, so that nothing could be compared. ``changed`` is the
+    first answer of a tool or a reward that was another one when it was asked for again, at which it ended.
     """
 
     identical: bool | None
@@ -42,6 +44,7 @@ class ReplayReport:
     rounds: int
     warnings: tuple[str, ...] = ()
     difference: Difference | None = None
+    changed: ChangedAnswer | None = None
 
 
 def replay(
@@ -54,6 +57,7 @@ def replay(
     until: int | None,
     directory: Path | None,
     on_round: Callable[[int, int], None] | None,
+    calls: bool = False,
 ) -> ReplayReport:
     """Repeat a run and compare its weights with the recorded ones; end at the first round that differs.
 
@@ -62,10 +66,11 @@ def replay(
     saved = manager.load()
     last = last_version(saved, until)
     records = read_schedule(_schedule_of(saved.path.parents[1]))
-    schedule = Schedule.from_records(records)
+    schedule, answers = _with_answers(records, saved.path.parents[1], calls)
     stages = [(begin, spec) for begin, spec in stages if begin < last]
     ends = [*(begin for begin, _ in stages[1:]), last]
-    point, difference, num_compared = StartPoint(), None, 0
+    point, num_compared = StartPoint(), 0
+    difference, changed = None, None
 
     def report_round(event: RoundTrained, now_s: float) -> None:
         if on_round is not None:
@@ -74,22 +79,27 @@ def replay(
     for (begin, spec), end in zip(stages, ends, strict=True):
         target = directory if end == last else None
         if target is not None:
-            _copy_schedule(records, target, begin)
+            _copy_schedule(records, answers, target, begin)
         spec_here = replace(
             spec,
             settings=replace(spec.settings, observe=_here_only(spec.settings.observe)),
             log_dir=None if target is None else target / "logs",
         )
-        pace = RecordedPace(schedule, spec.seed, end, spec.num_collectors, saves=target is not None)
+        saves = target is not None
+        pace = RecordedPace(schedule, spec.seed, end, spec.num_collectors, saves=saves, calls=calls)
         summary = replace(summary, directory=target)
         driver = Driver(spec_here, pace, make_runtime(runtime), clock.now_s, deque())
         driver.loss_watch = None  # what was recorded was accepted, over every resumption
         driver.observe({RoundTrained: report_round})
         point = _repeat(driver, pace, point, summary, clock)
         num_compared += pace.num_compared
-        if (difference := pace.difference) is not None:
+        difference, changed = pace.difference, pace.changed
+        if difference is not None or changed is not None:
             break
-    repeated, recorded = learner_digest(point.parts["learner"]), _recorded_digest(manager, last)
+    repeated = learner_digest(point.parts["learner"])
+    if changed is not None:
+        return ReplayReport(False, repeated, "", point.version, saved.warnings, difference, changed)
+    recorded = _recorded_digest(manager, last)
     identical: bool | None = difference is None and recorded in ("", repeated)
     if identical is False and difference is None:
         difference = schedule.rest(last)
@@ -107,6 +117,17 @@ def _schedule_of(directory: Path) -> Path:
     return path
 
 
+def _with_answers(records: Sequence[Record], directory: Path, calls: bool) -> tuple[Schedule, list[Record]]:
+    """Return the schedule with the recorded answers; without them where they are damaged and called for."""
+    try:
+        answers = read_answers(directory)
+        return Schedule.from_records(records, answers_of(answers)), answers
+    except OffbeatError as error:
+        if not calls:
+            raise error if isinstance(error, ReplayError) else ReplayError(str(error)) from error
+    return Schedule.from_records(records), []
+
+
 def _here_only(observe: ObserveConfig) -> ObserveConfig:
     """Return settings under which a replay writes its own files and starts or calls nothing else."""
     tensorboard = observe.tensorboard.model_copy(update={"serve": False})
@@ -121,12 +142,18 @@ def _recorded_digest(manager: CheckpointManager, version: int) -> str:
         return ""
 
 
-def _copy_schedule(records: Sequence[Record], directory: Path, version: int) -> None:
-    """Begin a schedule with the lines of earlier stages, as a replay repeats them."""
+def _copy_schedule(
+    records: Sequence[Record], answers: Sequence[Record], directory: Path, version: int
+) -> None:
+    """Begin a schedule with the lines of earlier stages, as a replay repeats them, and their answers."""
     earlier = [one for one in records if one.get("version", -1) < version]
-    lines = [json.dumps(one, separators=(",", ":")) + "\n" for one in earlier]
+    tickets = {one["ticket"] for one in earlier if one["kind"] == "segment"}
+    answered = [one for one in answers if one["ticket"] in tickets]
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "schedule.jsonl").write_text("".join(lines))
+    for name, rows in (("schedule.jsonl", earlier), (ANSWERS, answered)):
+        if rows or name != ANSWERS:
+            lines = [json.dumps(one, separators=(",", ":")) + "\n" for one in rows]
+            (directory / name).write_text("".join(lines))
 
 
 def last_version(saved: LoadedCheckpoint, until: int | None) -> int:

@@ -141,8 +141,9 @@ def _newest_before(manager: CheckpointManager, version: int) -> LoadedCheckpoint
 class Report:
     """Outcome of a run. ``metrics`` are the last round's, ``eval_metrics`` the last evaluation's.
 
-    ``env_steps`` counts from the run's first round. Of this start of the run are ``wall_s``, ``startup_s``
-    (until the first ticket), ``rounds_s`` (from then to the end of the last round) and ``steps_per_s``.
+    ``env_steps`` and ``samples``, with their unit, count from the run's first round. Of this start of the run
+    are ``wall_s``, ``startup_s`` (until the first ticket), ``rounds_s`` (from then to the end of the last
+    round) and ``steps_per_s``, samples per second.
     ``stopped``: it was asked to end. ``save_error`` says why nothing could be saved; it is empty when the run
     has a checkpoint, or wanted none.
     """
@@ -154,6 +155,7 @@ class Report:
     eval_metrics: Metrics
     wall_s: float
     env_steps: int
+    samples: tuple[int, str]
     startup_s: float
     rounds_s: float
     steps_per_s: float
@@ -355,6 +357,7 @@ class OpenRun:
             eval_metrics=meter.eval_metrics,
             wall_s=driver.seconds,
             env_steps=meter.env_steps,
+            samples=meter.samples,
             startup_s=meter.first_ticket_s - driver.started_s if meter.first_ticket_s else driver.seconds,
             rounds_s=meter.rounds_s,
             steps_per_s=meter.steps_per_s,

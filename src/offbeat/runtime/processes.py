@@ -348,10 +348,10 @@ class ProcessRuntime(LocalRuntime):
                 match record.kind:
                     case wire.SEGMENT:
                         self._on_segment(collector, record)
-                    case wire.DOWN | wire.LOST:
-                        text, raised = extra.decode(), record.kind == wire.DOWN
+                    case wire.DOWN | wire.LOST | wire.HOPELESS:
+                        text, raised = extra.decode(), record.kind != wire.LOST
                         reason = text if raised else f"{worker.name}: {text}"
-                        self._collector_down(collector, reason, raised)
+                        self._collector_down(collector, reason, raised, record.kind == wire.HOPELESS)
                         return
                     case _:
                         self._on_report(collector, record, extra)
@@ -421,9 +421,11 @@ class ProcessRuntime(LocalRuntime):
             if (slot := self._slots.pop(ticket, None)) is not None:
                 slot.release()
 
-    def _collector_down(self, collector: _Collector, reason: str, raised: bool = False) -> None:
+    def _collector_down(
+        self, collector: _Collector, reason: str, raised: bool = False, is_final: bool = False
+    ) -> None:
         self._remove(collector)
-        self._events.append(CollectorDown(collector.index, reason, raised))
+        self._events.append(CollectorDown(collector.index, reason, raised, is_final=is_final))
 
     def _remove(self, collector: _Collector) -> None:
         del self._collectors[collector.index]

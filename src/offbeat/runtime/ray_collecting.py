@@ -136,7 +136,7 @@ class CollectorActors:
                 report = CollectorDown(collector.index, text, raised=True)
             if isinstance(report, CollectorDown):
                 text = report.reason if report.raised else f"{collector.actor}: {report.reason}"
-                self.down(collector, text, report.raised)
+                self.down(collector, text, report.raised, report.is_final)
                 return
             stored += self._on_report(collector, report)
         if stored:
@@ -198,10 +198,12 @@ class CollectorActors:
         if keys and not self._store.is_gone:
             self._store.ask("drop", keys, group=STORE, num_returns=0)
 
-    def down(self, collector: CollectorRef, reason: str, raised: bool = False) -> None:
+    def down(
+        self, collector: CollectorRef, reason: str, raised: bool = False, is_final: bool = False
+    ) -> None:
         """Report that a collector is gone."""
         self._end(collector.actor)
         if self.by_index.get(collector.index) is collector:
             del self.by_index[collector.index]
         self._drop([one.key for one in collector.arriving if one.is_stored and one.key is not None])
-        self._events.append(CollectorDown(collector.index, reason, raised))
+        self._events.append(CollectorDown(collector.index, reason, raised, is_final=is_final))

@@ -8,7 +8,7 @@ from collections.abc import Callable, MutableSequence, Sequence
 from functools import partial
 from typing import Any
 
-from offbeat.errors import CollectError
+from offbeat.errors import CollectError, TaskError
 from offbeat.pacing.events import (
     CollectorDown,
     CollectorUp,
@@ -110,9 +110,10 @@ class CollectorServer:
             self.since[0] = 0
         except Exception as error:
             self.is_over, self.poll_timeout_s, self.since[0] = True, None, 0
-            is_late = isinstance(error, SyncTimeout)
+            is_late, is_final = isinstance(error, SyncTimeout), isinstance(error, TaskError)
             text = f"collector {self._index} raised in ticket {ticket}:\n{describe(error)}"
-            self._post(CollectorDown(self._index, str(error) if is_late else text, raised=not is_late))
+            reason = str(error) if is_late or is_final else text
+            self._post(CollectorDown(self._index, reason, raised=not is_late, is_final=is_final))
 
     def _hand_over(self) -> None:
         """Load new weights, then hand over the tickets that have come."""

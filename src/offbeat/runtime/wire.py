@@ -25,7 +25,7 @@ from offbeat.types import Array, ArraySpec, Episodes, Piece, Segment, StateTree,
 TICKET, WEIGHTS, BEGUN, CUT, GIVE_WORK = 1, 2, 3, 4, 5
 """Kinds of records to a worker: a ticket, the address of another block of weights, the block with begun work
 and script of the ticket behind it, tickets to cut, or the question for begun work."""
-SEGMENT, UP, DOWN, LOST, PROGRESS, WORKED, WAITS, OPEN_WORK, TAKEN = 1, 2, 3, 4, 5, 6, 7, 8, 9
+SEGMENT, UP, DOWN, LOST, PROGRESS, WORKED, WAITS, OPEN_WORK, TAKEN, HOPELESS = range(1, 11)
 """Kinds of `ToDriver`: a segment; with a text or a pickle behind the record a start or another capacity, an
 end, progress, or what a collector reports; a block with begun work; the number of records taken."""
 MOST_SENT = 64

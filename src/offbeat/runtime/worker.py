@@ -39,6 +39,7 @@ from offbeat.runtime.shared import Address, Block, copy_object, newest_version
 from offbeat.runtime.spec import Assignment
 from offbeat.runtime.wire import (
     DOWN,
+    HOPELESS,
     LOST,
     PROGRESS,
     UP,
@@ -160,8 +161,9 @@ class CollectorHost:
                 record = pack_open_work(self._open_work.lend(work), version)
             case CollectorUp(_, capacity, _, is_wide):
                 record = pack_text(UP, cloudpickle.dumps((self._specs, is_wide)), capacity)
-            case CollectorDown(_, reason, raised):
-                record = pack_text(DOWN if raised else LOST, reason.encode())
+            case CollectorDown(_, reason, raised, _, is_final):
+                kind = HOPELESS if is_final else DOWN if raised else LOST
+                record = pack_text(kind, reason.encode())
         write_all(self._descriptor, record)
 
 

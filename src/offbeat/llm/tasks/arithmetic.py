@@ -19,10 +19,13 @@ class Arithmetic:
     ``10 ** digits``. Example: 12 + 34 is the prompt ``21+43=`` with the answer ``640``.
     """
 
+    is_quick = True
+
     def __init__(self, digits: int = 2) -> None:
         if not 2 <= digits <= _MOST_DIGITS:
             raise ConfigError(f"env.kwargs.digits is {digits}: it must be 2 to {_MOST_DIGITS}")
         self.tokenizer = CharTokenizer("0123456789+=", add_bos=False)
+        self.max_prompt_tokens = 2 * digits + 2
         self.max_new_tokens = digits + 2
         self._digits = digits
         self._order = np.random.Generator(np.random.PCG64(digits)).permutation(100**digits)
