@@ -332,8 +332,11 @@ def rounds_by_hand(config: RunConfig, folder: Path, num_rounds: int) -> dict[str
         for number in range(index * PROMPTS, (index + 1) * PROMPTS):
             collector.accept(Ticket(number, 0, 0, 0, seed=number))  # type: ignore[attr-defined]
         while len(segments) < PROMPTS:
-            segments += collector.advance().segments  # type: ignore[attr-defined]
+            progress = collector.advance()  # type: ignore[attr-defined]
+            segments += progress.segments
+            time.sleep(0.001 * progress.idle)
         made_s = time.perf_counter() - began_s
+        segments = [one for one in segments if not one.drop]
         for threads in train_s:
             torch.set_num_threads(threads)
             began_s = time.perf_counter()

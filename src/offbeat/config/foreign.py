@@ -87,7 +87,6 @@ FOREIGN: Mapping[str, tuple[str, ...]] = {
     "max_off_policy_threshold": ("async_training.off_policy_degree, in versions",),
     "trigger_parameter_sync_step": (_SYNC + "; the preset verl_fully_async has it as it is there",),
     "require_batches": ("algorithm.segments_per_round; the preset verl_fully_async has it as it is there",),
-    "max_head_offpolicyness": ("async_training.preset.max_head_offpolicyness, with the preset areal",),
     "partial_rollout": ("leave it out: a publication cuts no running segment off",),
     "total_rollout_steps": (_ROUNDS,),
     "total_training_steps": (_ROUNDS,),
