@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from offbeat.checkpoint import CheckpointManager
-from offbeat.config.models import AsyncTrainingConfig, RuntimeConfig, RuntimeKind
+from offbeat.config.models import AsyncTrainingConfig, PresetConfig, RuntimeConfig, RuntimeKind
 from offbeat.config.settings import Settings
 from offbeat.errors import ConfigError, ReplayError
 from offbeat.observe.callbacks import Callback, RunControl, RunSummary, check_hooks
@@ -29,6 +29,7 @@ from offbeat.pacing.events import (
     StopRequested,
 )
 from offbeat.pacing.members import FIXED_MEMBERS
+from offbeat.pacing.presets import Preset
 from offbeat.roles import Learner, PerWorker
 from offbeat.run.adapters import as_collect, as_evaluate, as_learn, with_tried_state
 from offbeat.run.driver import Driver
@@ -319,6 +320,18 @@ def _pace_config(
         max_publish_retries=dial.max_sync_retries,
         publish_retry_delay_s=dial.sync_retry_delay,
         seed=spec.seed,
+        preset=None if dial.preset is None else preset_of(dial.preset),
+    )
+
+
+def preset_of(chosen: PresetConfig) -> Preset:
+    """Return the rule of a preset."""
+    return Preset(
+        chosen.name,
+        chosen.rounds_ahead,
+        chosen.batches,
+        by_arrival=chosen.name == "verl_fully_async",
+        in_step=chosen.name == "one_step_off",
     )
 
 
@@ -329,7 +342,7 @@ def _with_overrides(
     runtime: dict[str, Any] = {} if kind is None else {"kind": kind}
     runtime |= {} if num_workers is None else {"num_workers": num_workers}
     try:
-        return replace(
+        changed = replace(
             settings,
             async_training=AsyncTrainingConfig(**{**settings.async_training.model_dump(), **dial}),
             runtime=RuntimeConfig(**{**settings.runtime.model_dump(), **runtime}),
@@ -337,3 +350,6 @@ def _with_overrides(
     except ValidationError as error:
         lines = [f"{found['loc'][-1]}: {found['msg']}, not {found['input']!r}" for found in error.errors()]
         raise ConfigError("; ".join(lines)) from None
+    if problems := changed.async_training.preset_problems():
+        raise ConfigError("; ".join(f"{key}: {text}" for key, text in problems))
+    return changed

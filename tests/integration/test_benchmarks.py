@@ -36,6 +36,8 @@ MODEL = ROOT.resolve().parent / "shared" / "data" / "models" / "stories260K"
         ["driver_cost.py"],
         ["wide_environments.py"],
         ["llm_engine.py"],
+        ["llm_twin.py"],
+        ["llm_async.py"],
     ],
 )
 def test_script_ends_with_its_figures(command: list[str]) -> None:

@@ -148,6 +148,7 @@ DIAL = [
     "min_batch_count",
     "max_drops_per_round",
     "straggler_policy",
+    "preset",
     "batch_timeout",
     "generation_timeout",
     "batch_generation_interval",

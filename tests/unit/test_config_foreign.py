@@ -65,7 +65,8 @@ def test_a_value_of_another_meaning_is_answered_with_the_meaning_here() -> None:
     found = problems("cartpole-ppo", "async_training.staleness_threshold=0.5")
     assert found["async_training.staleness_threshold"] == (
         "must be a whole number, at least 0: it sets what metrics count as stale; the bound is"
-        " async_training.off_policy_degree, in versions"
+        " async_training.off_policy_degree, in versions, and verl's share of samples is"
+        " async_training.preset.staleness_threshold, with the preset verl_fully_async"
     )
 
 

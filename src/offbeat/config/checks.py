@@ -13,6 +13,7 @@ def conflicts(config: RunConfig) -> list[Conflict]:
     """List what cannot run together in a configuration whose fields are valid one by one."""
     checks = (
         _envs_per_worker,
+        _preset,
         _sync_interval,
         _staleness_cap,
         _queue_size,
@@ -68,6 +69,15 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _preset(config: RunConfig) -> list[Conflict]:
+    dial = config.async_training
+    found = dial.preset_problems()
+    if dial.preset is not None and config.algorithm.mode == "replay":
+        message = f"{config.algorithm.name} replays its samples: a preset is for those that train each once"
+        return [Conflict(("async_training.preset", "algorithm.name"), message)]
+    return [Conflict((f"async_training.{key}", "async_training.preset"), text) for key, text in found]
 
 
 def _sync_interval(config: RunConfig) -> list[Conflict]:

@@ -85,8 +85,8 @@ FOREIGN: Mapping[str, tuple[str, ...]] = {
         " async_training.staleness_threshold sets only what metrics count as stale",
     ),
     "max_off_policy_threshold": ("async_training.off_policy_degree, in versions",),
-    "trigger_parameter_sync_step": (_SYNC,),
-    "require_batches": ("algorithm.segments_per_round",),
+    "trigger_parameter_sync_step": (_SYNC + "; the preset verl_fully_async has it as it is there",),
+    "require_batches": ("algorithm.segments_per_round; the preset verl_fully_async has it as it is there",),
     "partial_rollout": ("leave it out: a publication cuts no running segment off",),
     "total_rollout_steps": (_ROUNDS,),
     "total_training_steps": (_ROUNDS,),
@@ -171,7 +171,8 @@ The first word is that key; text that starts otherwise is the whole advice.
 
 OTHER_MEANINGS: Mapping[str, str] = {
     "async_training.staleness_threshold": "it sets what metrics count as stale; the bound is"
-    " async_training.off_policy_degree, in versions",
+    " async_training.off_policy_degree, in versions, and verl's share of samples is"
+    " async_training.preset.staleness_threshold, with the preset verl_fully_async",
 }
 """Keys that mean something else elsewhere, and what they mean here: for messages about wrong values."""
 

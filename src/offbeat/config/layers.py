@@ -24,11 +24,17 @@ _FRESH_START: Mapping[Path, tuple[Path, ...]] = {
     ("env", "id"): (("env", "kwargs"), ("env", "wrappers"), ("eval", "env_kwargs")),
 }
 """Naming another algorithm or environment drops what was inherited for the old one."""
-_EITHER_OR: Mapping[Path, Path] = {
-    ("run", "rounds"): ("run", "total_timesteps"),
-    ("run", "total_timesteps"): ("run", "rounds"),
+_EITHER_OR: Mapping[Path, tuple[Path, ...]] = {
+    ("run", "rounds"): (("run", "total_timesteps"),),
+    ("run", "total_timesteps"): (("run", "rounds"),),
+    ("async_training", "off_policy_degree"): (("async_training", "preset"),),
+    ("async_training", "preset"): (
+        ("async_training", "off_policy_degree"),
+        ("async_training", "open_rounds"),
+        ("async_training", "weight_sync_interval"),
+    ),
 }
-"""Writing one of two keys drops the other one where it was inherited."""
+"""Writing one key drops others where they were inherited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,10 +284,10 @@ def _without_outdated(below: Layer, above: Layer) -> Layer:
         if new is not None and old is not None and new != old:
             values = reduce(_removed, belonging, values)
             dropped.update(belonging)
-    for written, other in _EITHER_OR.items():
+    for written, others in _EITHER_OR.items():
         if _get(above.values, written) is not None:
-            values = _removed(values, other)
-            dropped.add(other)
+            values = reduce(_removed, others, values)
+            dropped.update(others)
     places = {
         path: place
         for path, place in below.places.items()

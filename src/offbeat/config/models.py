@@ -15,6 +15,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializeAsAny,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -198,6 +199,91 @@ def is_plain(value: object) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
+class PresetConfig(Section):
+    """The rule of another project for how far collectors run ahead, under that project's names.
+
+    Keys of another preset than ``name`` are refused. What a preset sets of its neighbours is in ``implied``.
+    """
+
+    name: Literal["one_step_off", "verl_fully_async", "areal"] = Field(
+        description="`one_step_off`: a round is collected whole by the version before (verl's one step off"
+        " policy). `verl_fully_async`: a number of samples ahead, counted from the last synchronisation."
+        " `areal`: a number of batches ahead. Their bounds are in docs/the-dial.md."
+    )
+    max_head_offpolicyness: int | None = Field(
+        default=None, ge=0, description="areal: batches ahead; null: 2, as in AReaL's examples."
+    )
+    staleness_threshold: float | None = Field(
+        default=None,
+        ge=0,
+        description="verl_fully_async: samples beyond those of one synchronisation, as a share of them;"
+        " null: 0.1.",
+    )
+    trigger_parameter_sync_step: int | None = Field(
+        default=None,
+        ge=1,
+        description="verl_fully_async: fetches of the learner between two publications; null: 4.",
+    )
+    require_batches: int | None = Field(
+        default=None,
+        ge=1,
+        description="verl_fully_async: mini-batches of one fetch, which begins when all are there. A round is"
+        " one mini-batch. null: 1.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_name(cls, value: object) -> object:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _refuse_keys_of_others(self) -> Self:
+        own = {"areal": ["max_head_offpolicyness"]}
+        own["verl_fully_async"] = ["staleness_threshold", "trigger_parameter_sync_step", "require_batches"]
+        for other, keys in own.items():
+            for key in keys:
+                if other != self.name and getattr(self, key) is not None:
+                    raise ValueError(f"{key} belongs to the preset {other}, not to {self.name}: leave it out")
+        return self
+
+    @property
+    def batches(self) -> int:
+        """Rounds that begin together."""
+        return self.require_batches or 1
+
+    @property
+    def rounds_ahead(self) -> float:
+        """Rounds of segments that may be outstanding when weights are published."""
+        if self.name == "one_step_off":
+            return 1.0
+        if self.name == "areal":
+            return 1.0 + (2 if self.max_head_offpolicyness is None else self.max_head_offpolicyness)
+        surplus = 0.1 if self.staleness_threshold is None else self.staleness_threshold
+        return round(self.sync_interval * (1 + surplus), 9)
+
+    @property
+    def sync_interval(self) -> int:
+        """Rounds between two publications."""
+        if self.name != "verl_fully_async":
+            return 1
+        return self.batches * (self.trigger_parameter_sync_step or 4)
+
+    @property
+    def is_bounded(self) -> bool:
+        """True when no segment is left over at a publication: then none can become older than k."""
+        return self.name == "one_step_off" or self.rounds_ahead <= self.sync_interval
+
+    @property
+    def implied(self) -> dict[str, int]:
+        """What the preset sets of its neighbours in ``async_training``."""
+        degree = 1 if self.name == "one_step_off" else math.ceil(self.rounds_ahead) - 1
+        return {
+            "off_policy_degree": degree,
+            "open_rounds": 0,
+            "weight_sync_interval": self.sync_interval,
+        }
+
+
 class AsyncTrainingConfig(Section):
     """The dial between synchronous and asynchronous training, and its neighbours."""
 
@@ -263,6 +349,11 @@ class AsyncTrainingConfig(Section):
         description="What happens to tickets that hold a round up although enough segments are there: `wait`"
         " for them, or `cut` them short. Collectors that hold one ticket finish it in any case.",
     )
+    preset: PresetConfig | None = Field(
+        default=None,
+        description="A preset's name, or a mapping with its keys. It sets off_policy_degree, open_rounds and"
+        " weight_sync_interval. null: the rule of the dial.",
+    )
     batch_timeout: float = Field(
         default=300.0,
         gt=0,
@@ -294,6 +385,33 @@ class AsyncTrainingConfig(Section):
         default=False,
         description="Log each ticket's life (issued, arrived, trained) in logs/run.log.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_from_preset(cls, value: object) -> object:
+        if not isinstance(value, dict) or value.get("preset") is None:
+            return value
+        try:
+            return {**PresetConfig.model_validate(value["preset"]).implied, **value}
+        except ValidationError:  # said of the preset itself
+            return value
+
+    def preset_problems(self) -> list[tuple[str, str]]:
+        """List the keys that a preset contradicts, each with the fix."""
+        preset = self.preset
+        if preset is None:
+            return []
+        same = {**preset.implied, "min_batch_count": None, "straggler_policy": "wait"}
+        found = [
+            (key, f"the preset {preset.name} sets it to {shown}: leave it out, or leave the preset out")
+            for key, value in same.items()
+            if getattr(self, key) != value
+            for shown in ["null" if value is None else value]
+        ]
+        if self.max_staleness_allowed is not None and not preset.is_bounded:
+            text = f"the preset {preset.name} counts segments and bounds no age: leave one of them out"
+            found.append(("max_staleness_allowed", text))
+        return found
 
     @property
     def smallest_degree(self) -> int:

@@ -8,7 +8,7 @@ from offbeat.config.checks import crowding
 from offbeat.config.errors import shown
 from offbeat.config.layers import Path, parse_yaml
 from offbeat.config.loader import dump_yaml
-from offbeat.config.models import AUTO, RunConfig, Section
+from offbeat.config.models import AUTO, PresetConfig, RunConfig, Section
 
 
 def describe(
@@ -73,6 +73,8 @@ def plan(config: RunConfig, step_bytes: int | None = None) -> dict[str, str]:
 def staleness_bound(config: RunConfig) -> str:
     """The promise of the dial in a sentence."""
     dial = config.async_training
+    if dial.preset is not None:
+        return _preset(dial.preset, config.segments_per_round)
     if config.algorithm.mode == "replay":
         return f"{_distance(config)}; {_ages(config)}"
     if dial.off_policy_degree == AUTO:
@@ -85,6 +87,20 @@ def staleness_bound(config: RunConfig) -> str:
     versions, rounds = (_count(dial.off_policy_degree, noun) for noun in ("version", "round"))
     opening = f", one more every {_count(dial.open_rounds, 'round')} at the start" if dial.open_rounds else ""
     return f"at most {versions}: collectors run up to {rounds} ahead of the learner{opening}"
+
+
+def _preset(preset: PresetConfig, segments_per_round: int) -> str:
+    """Return what the rule of another project bounds."""
+    if preset.name == "one_step_off":
+        return "at most 1 version, by the rule one_step_off: a round is collected whole by the version before"
+    most = _count(int(preset.rounds_ahead * segments_per_round + 1e-9), "segment")
+    if preset.is_bounded:
+        oldest = _count(preset.implied["off_policy_degree"], "version")
+        return f"at most {oldest}: the rule {preset.name} leaves nothing over when weights are published"
+    return (
+        f"no age is bounded by the rule {preset.name}: at most {most} are outstanding when weights are"
+        " published, whatever their versions; pace/max_sample_age reports the oldest"
+    )
 
 
 def _distance(config: RunConfig) -> str:

@@ -7,11 +7,13 @@ import pkgutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import NoneType
+from typing import get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from offbeat.config.fields import allowed
+from offbeat.config.fields import allowed, nested_section
 from offbeat.config.loader import AlgorithmModel
 from offbeat.config.models import AlgorithmConfig, RunConfig
 from offbeat.config.short import ALIASES
@@ -82,11 +84,19 @@ def _section(heading: str, model: type[BaseModel], prefix: str, skipped: set[str
 
 def _rows(name: str, field: FieldInfo) -> list[str]:
     """The row of a field, or those of the section nested in it."""
-    inner = field.annotation
-    if isinstance(inner, type) and issubclass(inner, BaseModel):
-        return [row for key, nested in inner.model_fields.items() for row in _rows(f"{name}.{key}", nested)]
+    inner = nested_section(field.annotation)
+    is_section, is_optional = isinstance(field.annotation, type), NoneType in get_args(field.annotation)
+    if inner is None or not (is_section or is_optional):
+        return [_row(name, field)]
+    rows = [] if is_section else [_row(name, field)]
+    for key, nested in inner.model_fields.items():
+        rows += _rows(f"{name}.{key}", nested)
+    return rows
+
+
+def _row(name: str, field: FieldInfo) -> str:
     cells = [f"`{name}`", allowed(field), _default(field), field.description or ""]
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _default(field: FieldInfo) -> str:

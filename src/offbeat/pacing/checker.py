@@ -89,6 +89,7 @@ class InvariantChecker:
     issued_at_s: float | None = None
     checkpointed: int = 0
     stop_requested: bool = False
+    has_resumed: bool = False
     gates: GatesSet = field(default_factory=GatesSet)
 
     def __post_init__(self) -> None:
@@ -183,6 +184,7 @@ class InvariantChecker:
         _require(most is None or waiting < most, CONTRACT, "{} exceeds the queue of {}", ticket, most)
         self.born_under[number] = degree
         self._check_ahead(number, degree)
+        self._check_counted(number)
         self._check_interval(ticket, now_s)
 
     def _is_collecting(self) -> bool:
@@ -199,6 +201,18 @@ class InvariantChecker:
             _require(self.training is None, BOUND, "ticket {} issued during a round at k = 0", number)
             newest = self.published == self.asked_to_publish
             _require(newest, BOUND, "ticket {} issued with old weights at k = 0", number)
+
+    def _check_counted(self, number: int) -> None:
+        """Compare a new ticket with what the rule of a preset counts."""
+        preset, size = self.config.preset, self.config.segments_per_round
+        if preset is None:
+            return
+        kept, begun = number + 1 - len(self.dropped), self.version + (self.training is not None)
+        since = begun if preset.in_step else self.published
+        most = size * since + math.floor(size * preset.rounds_ahead + 1e-6)
+        _require(kept <= most, BOUND, "ticket {} is number {}, at most {} may be", number, kept, most)
+        newest = self.published == self.asked_to_publish
+        _require(not preset.in_step or newest, CONTRACT, "ticket {} is of old weights", number)
 
     def _check_interval(self, ticket: Ticket, now_s: float) -> None:
         if self.issued_at_s is not None:
@@ -276,9 +290,24 @@ class InvariantChecker:
         else:
             size = self.config.segments_per_round
             _require(len(action.tickets) == size, CONSERVATION, "{} should hold {} segments", action, size)
+            self._check_preset(action)
         if self.always_zero:
             self._check_lockstep(action)
         return self._check_staleness(action)
+
+    def _check_preset(self, action: Train) -> None:
+        """Compare a round with the order and the size of those of a preset."""
+        preset, size = self.config.preset, self.config.segments_per_round
+        if preset is None:
+            return
+        first = list(self.ready) if preset.by_arrival else sorted(self.ready)
+        due = tuple(sorted(first[:size]))
+        _require(action.tickets == due, CONTRACT, "{} should train {}", action, due)
+        left = min(preset.batches - self.version % preset.batches, self.config.rounds - self.version)
+        _require(len(self.ready) >= left * size, CONTRACT, "{} began with {}", action, len(self.ready))
+        if preset.in_step and not self.has_resumed:
+            versions = {self.tickets[number].version for number in action.tickets}
+            _require(len(versions) == 1, CONTRACT, "{} mixes versions {}", action, versions)
 
     def _check_lockstep(self, action: Train) -> None:
         first, last = self._due_by(self.version - 1), self._due_by(self.version)
@@ -306,7 +335,7 @@ class InvariantChecker:
 
     def _check_staleness(self, action: Train) -> float:
         ages = {number: self.version - self.ready[number] for number in action.tickets}
-        if self.config.mode == "stream":
+        if self.config.mode == "stream" and self.config.is_bounded:
             for number, age in ages.items():
                 bound = self.born_under[number]
                 _require(
@@ -423,5 +452,6 @@ class InvariantChecker:
             issued_at_s=None,
             checkpointed=self.version,
             stop_requested=False,
+            has_resumed=True,
             gates=gates_at_first(self.config),
         )

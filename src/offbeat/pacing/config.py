@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from offbeat.errors import ConfigError
+from offbeat.pacing.presets import Preset
 
 AUTO = -1
 
@@ -31,7 +32,8 @@ class PaceConfig:
     hold a round up are waited for or cut short. ``max_drops_per_round``: segments that may be dropped for
     each ``segments_per_round`` that are kept (None: ten times as many). ``stepwise``: the gates are closed at
     first, and k stays 0. ``open_rounds``: rounds between two steps in which a stream's dial opens at the
-    start; 0: at once.
+    start; 0: at once. ``preset``: the rule of another project instead of the deadlines; k then says how many
+    rounds ahead that is.
     """
 
     rounds: int
@@ -60,10 +62,13 @@ class PaceConfig:
     publish_retry_delay_s: float = 0.1
     seed: int = 0
     stepwise: bool = False
+    preset: Preset | None = None
 
     def __post_init__(self) -> None:
         self._check_ranges()
         self.check_degree(self.off_policy_degree)
+        if self.preset is not None:
+            self._check_preset(self.preset)
         if self.max_outstanding is not None and self.max_outstanding < self.needed_at_once:
             raise ConfigError(
                 f"max_queue_size {self.max_outstanding} is below the {self.needed_at_once} segments that a "
@@ -106,11 +111,28 @@ class PaceConfig:
                 "out to train as fast as the learner can"
             )
 
+    def _check_preset(self, preset: Preset) -> None:
+        unlike = {
+            "off_policy_degree": self.off_policy_degree == AUTO,
+            "open_rounds": self.open_rounds > 0,
+            "min_batch_count": self.min_segments > self.segments_per_round,
+            "straggler_policy": self.straggler_policy != "wait",
+            "max_staleness_allowed": self.max_staleness is not None and not self.is_bounded,
+            "a replay": self.mode == "replay",
+        }
+        for name in [name for name, is_unlike in unlike.items() if is_unlike]:
+            raise ConfigError(f"the preset {preset.name} cannot be had with {name}: leave one of them out")
+
+    @property
+    def is_bounded(self) -> bool:
+        """True when no segment of a stream can be trained later than its deadline."""
+        return self.preset is None or self.preset.is_bounded(self.publish_interval)
+
     @property
     def needed_at_once(self) -> int:
         """Most segments that have to be outstanding together before a round may start."""
         if self.mode == "stream":
-            return self.segments_per_round
+            return self.segments_per_round * (1 if self.preset is None else self.preset.batches)
         return max(self.segments_per_round, self.min_segments, self._by_ratio(1))
 
     @property
@@ -133,6 +155,11 @@ class PaceConfig:
         """Refuse a dial setting that this run cannot keep, naming the fix."""
         if degree < AUTO:
             raise ConfigError(f"off_policy_degree must be -1 (auto), 0 (synchronous) or more, not {degree}")
+        if self.preset is not None and degree != self.off_policy_degree:
+            raise ConfigError(
+                f"the preset {self.preset.name} sets off_policy_degree to {self.off_policy_degree}, it "
+                "cannot be turned: leave async_training.preset out for a dial that can"
+            )
         if self.stepwise and degree != 0:
             raise ConfigError(not_stepwise(degree))
         least = 0 if degree == AUTO else degree

@@ -28,7 +28,7 @@ from offbeat.pacing.actions import (
 )
 from offbeat.pacing.auto import AutoConfig, AutoDial
 from offbeat.pacing.config import AUTO, PaceConfig
-from offbeat.pacing.deadlines import BoundBroken, Feasible, feasible
+from offbeat.pacing.deadlines import BoundBroken, Feasible, feasible, no_rule
 from offbeat.pacing.drops import Drops
 from offbeat.pacing.events import (
     CollectorDown,
@@ -72,7 +72,10 @@ class Coordinator:
         self.members = Members(config.num_collectors, self.ledger)
         self.warm_at_s = -math.inf
         self.finished = False
-        self._rule = rule
+        self._rule = self._keeps_in_time = rule
+        self._preset = preset = config.preset
+        if preset is not None:
+            self._rule, self._keeps_in_time = preset.rule(config.off_policy_degree), no_rule
         self._auto: AutoDial | None = None
         self._dial = 0  # k as it was chosen; while the dial opens, less is in force
         self._turn(config.off_policy_degree)
@@ -125,7 +128,7 @@ class Coordinator:
     @property
     def is_publishing(self) -> bool:
         """True while weights are on their way to collectors, or wait to be tried again."""
-        return self._publishing is not None or self._retry_publish_at_s is not None
+        return self._publishing is not None or (self._retry_publish_at_s is not None and self._may_publish())
 
     @property
     def is_paused(self) -> bool:
@@ -286,6 +289,8 @@ class Coordinator:
             self.degree = self.config.opened(self._dial, self.version)
         self._note_what_is_due(now_s)
         is_due = self.version % self.config.publish_interval == 0 or self._retry_publish_at_s is not None
+        if is_due and not self._may_publish():
+            self._retry_publish_at_s, is_due = now_s, False
         return (self._publish(),) if is_due else ()
 
     def _note_what_is_due(self, now_s: float) -> None:
@@ -316,6 +321,13 @@ class Coordinator:
             self.degree = self.config.opened(degree, self.version)
 
     # ------------------------------------------------------------ publishing, checkpoints, evaluation
+
+    def _may_publish(self) -> bool:
+        """Return True unless the segments of a round are under way, for which weights are not to change."""
+        if self._preset is None or not self._preset.in_step or self.published < 0:
+            return True
+        num_ready = len(self.ledger.ready) - len(self._training or ())
+        return not self.ledger.waiting or num_ready >= self.config.segments_per_round
 
     def _publish(self) -> Publish:
         self._publishing = self.version
@@ -365,7 +377,8 @@ class Coordinator:
             self._wind_up(now_s, actions)
             return actions
         retry_at_s = self._retry_publish_at_s
-        if retry_at_s is not None and now_s >= retry_at_s and self._training is None:
+        is_idle = self._training is None
+        if retry_at_s is not None and now_s >= retry_at_s and is_idle and self._may_publish():
             actions.append(self._publish())
         if self._blocked_by_eval() or self.published < 0:
             return actions
@@ -429,7 +442,11 @@ class Coordinator:
     def _choose(self) -> tuple[int, ...] | None:
         """The tickets that the next round would train now; None while it has to wait."""
         if self.config.mode == "stream":
-            return None if (earliest := self._earliest()) is None else self.ledger.pick(earliest)
+            if (earliest := self._earliest()) is None:
+                return None
+            if self._preset is not None and self._preset.by_arrival:
+                return self.ledger.first_arrived(self.config.segments_per_round)
+            return self.ledger.pick(earliest)
         # First come, first trained: a ticket issued again has an old number, but its collector's newest data.
         return None if (share := self._replay_share()) is None else self.ledger.first_arrived(share)
 
@@ -442,7 +459,8 @@ class Coordinator:
         if len(self.ledger.ready) < self._needed():
             return None
         chosen = self.ledger.earliest(self.config.segments_per_round)
-        is_allowed = self._rule(self._rest(chosen), self.version + 1, self.config.segments_per_round)
+        rest, size = self._rest(chosen), self.config.segments_per_round
+        is_allowed = self._keeps_in_time(rest, self.version + 1, size)
         return chosen if is_allowed else None
 
     def _rest(self, chosen: Mapping[int, int]) -> dict[int, int]:
@@ -452,6 +470,9 @@ class Coordinator:
     def _needed(self) -> int:
         """Segments that the next round of a stream waits for: no more than can still come before it."""
         config, size = self.config, self.config.segments_per_round
+        if self._preset is not None:
+            batches = self._preset.batches
+            return size * min(batches - self.version % batches, self.rounds - self.version)
         if config.min_segments <= size:
             return size
         to_come = self.ledger.num_outstanding
@@ -479,7 +500,7 @@ class Coordinator:
 
     def _assert_bound(self, chosen: tuple[int, ...]) -> None:
         """The bound, checked where it matters: on what is about to be trained."""
-        if self.config.mode == "replay":
+        if self.config.mode == "replay" or not self.config.is_bounded:
             return
         for number in chosen:
             ticket = self.ledger.ready[number]
@@ -524,6 +545,8 @@ class Coordinator:
         """Return how many more tickets everything but deadlines and collectors allows."""
         config, outstanding = self.config, self.ledger.num_outstanding
         if now_s < self._issued_at_s + config.issue_interval_s:
+            return 0
+        if self._preset is not None and self._preset.in_step and self.is_publishing:
             return 0
         if config.mode == "stream":
             allowed = (self.rounds - self.version) * config.segments_per_round - outstanding

@@ -9,8 +9,10 @@ from typing import Literal
 
 from offbeat.errors import ConfigError
 from offbeat.pacing.config import AUTO, PaceConfig
+from offbeat.pacing.presets import Preset
 
 _LARGE = 0.01
+PRESETS = ("one_step_off", "verl_fully_async", "areal")
 _DEGREES = (AUTO, AUTO, 0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8)
 
 
@@ -150,7 +152,44 @@ def draw_schedule(seed: int) -> Schedule:
         moves=_draw_moves(rng, config, length_s),
     )
     schedule = _with_opening(schedule, Random(f"opening of {seed}"))
-    return _with_driver(schedule, Random(f"gates of {seed}"), length_s)
+    schedule = _with_driver(schedule, Random(f"gates of {seed}"), length_s)
+    rng = Random(f"preset of {seed}")
+    has_preset = rng.random() < 0.1 and not schedule.config.stepwise and config.mode == "stream"
+    return with_preset(schedule, rng.choice(PRESETS)) if has_preset else schedule
+
+
+def with_preset(schedule: Schedule, name: str) -> Schedule:
+    """Return a stream's schedule under the rule of a preset, with numbers drawn for it."""
+    rng, config = Random(f"{name} of {schedule.seed}"), schedule.config
+    preset, interval = _draw_preset(rng, name)
+    degree = 1 if preset.in_step else math.ceil(preset.rounds_ahead) - 1
+    most = config.max_outstanding
+    config = replace(
+        config,
+        preset=preset,
+        off_policy_degree=degree,
+        open_rounds=0,
+        mode="stream",
+        replay_ratio=None,
+        min_segments=0,
+        warmup_s=0.0,
+        straggler_policy="wait",
+        publish_interval=interval,
+        stepwise=False,
+        max_outstanding=None if most is None else max(most, preset.batches * config.segments_per_round),
+    )
+    return replace(schedule, config=config, dial_turns=())
+
+
+def _draw_preset(rng: Random, name: str) -> tuple[Preset, int]:
+    """Draw the numbers of a preset: its rule, and rounds between two publications."""
+    if name == "one_step_off":
+        return Preset(name, 1.0, in_step=True), 1
+    if name == "areal":
+        return Preset(name, 1.0 + rng.choice((0, 1, 2, 4))), 1
+    batches = rng.choice((1, 1, 2, 3))
+    interval = batches * rng.choice((1, 2, 4))
+    return Preset(name, interval * rng.choice((1.0, 1.1, 1.5, 2.0)), batches, by_arrival=True), interval
 
 
 def _draw_collectors(rng: Random, config: PaceConfig) -> Collectors | None:

@@ -171,11 +171,21 @@ class Books(Watch):
     def train(self, batch: Batch) -> None:
         """Check a round that begins."""
         tickets = tuple(segment.ticket.number for segment in batch.segments)
+        if not self.checker.config.is_bounded:
+            oldest = batch.version - self._driver.pace.degree
+            self.totals["late"] += sum(self.checker.ready[number] < oldest for number in tickets)
         self.checker.train(Train(batch.version, tickets, batch.off_policy_degree), self._degree())
         self.waits.add("train")
 
     def publish(self, weights: Weights) -> None:
         """Expect weights to be published."""
+        checker, preset = self.checker, self.checker.config.preset
+        if preset is not None and preset.in_step and checker.published >= 0:
+            left = len(checker.ready) + len(checker.running) + len(checker.lost)
+            is_whole = (
+                left in (0, len(checker.ready)) or len(checker.ready) >= checker.config.segments_per_round
+            )
+            require(is_whole, CONTRACT, "version {} is published within a round", weights.version)
         self.checker.asked_to_publish = weights.version
         self.history[weights.version] = weights.digest
         self.waits.add(("publish", weights.version))

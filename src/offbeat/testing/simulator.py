@@ -1,7 +1,7 @@
 """The simulator: thousands of random schedules with faults, and what they found.
 
 ``python -m offbeat.pacing.simulate --schedules 100000 --json`` tries the promises of the pacing and of the
-driver; ``--rule lag`` shows what the usual rule does.
+driver; ``--rule lag`` shows what the usual rule does, ``--preset areal`` what that of another project does.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from offbeat.errors import PromiseBroken
 from offbeat.pacing.checker import BOUND, CONSERVATION, CONTRACT, DEADLOCK, KINDS, Violation
 from offbeat.pacing.coordinator import Coordinator
 from offbeat.pacing.deadlines import RULES, BoundBroken
-from offbeat.pacing.schedules import Schedule, draw_schedule, steady_schedule
+from offbeat.pacing.schedules import PRESETS, Schedule, draw_schedule, steady_schedule, with_preset
 from offbeat.testing.simulated import Endless
 from offbeat.testing.simulation import MakePace, Simulation
 
 _TOTALS = (
     *("rounds", "segments", "lost", "reissued", "begun_before", "tried_alone", "cut"),
-    *("dropped_as_named", "joined", "left"),
+    *("dropped_as_named", "joined", "left", "late"),
     *("publish_failures", "dial_turns", "gates_set", "steps", "batched"),
     *("evaluations", "evaluations_skipped", "saved", "resumes", "restarts", "replayed"),
     *("ended_by_collectors", "ended_by_divergence", "ended_by_learner", "ended_by_stall"),
@@ -88,20 +88,29 @@ def run_schedule(schedule: Schedule, make: MakePace = Coordinator, **options: An
     return report
 
 
-def run_seeds(seeds: Iterable[int], rule: str = "deadline") -> Report:
+def run_seeds(seeds: Iterable[int], rule: str = "deadline", preset: str | None = None) -> Report:
     """Simulate the schedules with these seeds under one of `RULES`; one in a hundred is replayed."""
     report, make = Report(), partial(Coordinator, rule=RULES[rule])
     for seed in seeds:
         is_recorded = seed % _REPLAYS_ONE_OF == 0
-        report.add(run_schedule(draw_schedule(seed), make, is_recorded=is_recorded))
+        report.add(run_schedule(_drawn(seed, preset), make, is_recorded=is_recorded))
     return report
 
 
-def run_many(schedules: int, seed: int = 0, rule: str = "deadline", processes: int = 1) -> Report:
-    """Simulate ``schedules`` random schedules; schedule i of seed s has the seed s * 10^9 + i."""
+def _drawn(seed: int, preset: str | None) -> Schedule:
+    return draw_schedule(seed) if preset is None else with_preset(draw_schedule(seed), preset)
+
+
+def run_many(
+    schedules: int, seed: int = 0, rule: str = "deadline", processes: int = 1, preset: str | None = None
+) -> Report:
+    """Simulate ``schedules`` random schedules; schedule i of seed s has the seed s * 10^9 + i.
+
+    ``preset``: all of them under the rule of this preset, as far as it can be had.
+    """
     first = seed * 10**9
     if processes <= 1:
-        return run_seeds(range(first, first + schedules), rule)
+        return run_seeds(range(first, first + schedules), rule, preset)
     chunk = max(1, min(1000, schedules // (4 * processes)))
     ranges = [
         range(first + start, first + min(start + chunk, schedules)) for start in range(0, schedules, chunk)
@@ -109,7 +118,7 @@ def run_many(schedules: int, seed: int = 0, rule: str = "deadline", processes: i
     report = Report()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        for part in pool.map(run_seeds, ranges, [rule] * len(ranges)):
+        for part in pool.map(partial(run_seeds, rule=rule, preset=preset), ranges):
             report.add(part)
     return report
 
@@ -132,14 +141,15 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--schedules", type=int, default=1000, help="how many random schedules (1000)")
     parser.add_argument("--seed", type=int, default=0, help="which random schedules (0)")
     parser.add_argument("--rule", choices=sorted(RULES), default="deadline", help="admission rule (deadline)")
+    parser.add_argument("--preset", choices=PRESETS, help="all schedules under the rule of a preset")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="at once (all cores)")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON line")
     parser.add_argument("--trace", type=int, metavar="SEED", help="print what happens in this one schedule")
     return parser.parse_args(arguments)
 
 
-def _trace(seed: int, rule: str) -> int:
-    schedule = draw_schedule(seed)
+def _trace(seed: int, rule: str, preset: str | None) -> int:
+    schedule = _drawn(seed, preset)
     print(schedule)
     simulation = Simulation(schedule, partial(Coordinator, rule=RULES[rule]), log=print)
     try:
@@ -154,9 +164,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the simulator; return 0 when every promise held, else 1."""
     options = _parse(arguments)
     if options.trace is not None:
-        return _trace(options.trace, options.rule)
+        return _trace(options.trace, options.rule, options.preset)
     began_s = time.perf_counter()
-    report = run_many(options.schedules, options.seed, options.rule, options.processes)
+    report = run_many(options.schedules, options.seed, options.rule, options.processes, options.preset)
     result = report.as_dict()
     result["seconds"] = round(time.perf_counter() - began_s, 1)
     result["pipeline"] = pipeline_figures()
