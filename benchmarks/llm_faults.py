@@ -141,10 +141,10 @@ class Gun:
     kept_tokens: int = 0
     _next_s: float = 0.0
 
-    def load(self, now_s: float) -> None:
+    def load(self, after_s: float) -> None:
         """Choose the next moment."""
         gap_s = 60.0 / self.per_minute if self.per_minute else math.inf
-        self._next_s = now_s + gap_s * self.rng.uniform(0.5, 1.5)
+        self._next_s = after_s + gap_s * self.rng.uniform(0.5, 1.5)
 
     def fire_if_due(self, command: psutil.Process, run_dir: Path) -> None:
         """Kill a process of a run when it is time."""
@@ -160,7 +160,7 @@ class Gun:
                 self.survivors += len(psutil.wait_procs(family, GONE_LIMIT_S)[1])
             if victim != "engine":
                 self._count_begun(run_dir)
-        self.load(time.monotonic())
+        self.load(self._next_s)
 
     def _count_begun(self, run_dir: Path) -> None:
         """Count the tokens in the checkpoint from which a run goes on."""
@@ -204,10 +204,10 @@ def environment() -> dict[str, str]:
     return {**os.environ, **ONE_THREAD, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def start(run_dir: Path, rounds: int) -> subprocess.Popen[bytes]:
+def start(run_dir: Path, rounds: int, changes: Sequence[str]) -> subprocess.Popen[bytes]:
     """Begin a run, or go on with what is there of it."""
     arguments = ["train", "calculator-grpo", "env.kwargs={}", *SETTINGS]
-    arguments += [f"run.rounds={rounds}", f"run.dir={run_dir}"]
+    arguments += [*changes, f"run.rounds={rounds}", f"run.dir={run_dir}"]
     if (run_dir / "manifest.json").exists():
         arguments = ["resume", str(run_dir)]
     with open(run_dir.with_suffix(".log"), "ab") as log:
@@ -220,11 +220,11 @@ def start(run_dir: Path, rounds: int) -> subprocess.Popen[bytes]:
         )
 
 
-def run_to_its_end(run_dir: Path, rounds: int, gun: Gun, until_s: float) -> Done:
+def run_to_its_end(run_dir: Path, rounds: int, changes: Sequence[str], gun: Gun, until_s: float) -> Done:
     """Start a run again and again until it ends by itself; kill its processes until some moment."""
     began_s, code = time.monotonic(), None
     while code != 0:
-        num_kills, process = gun.kills.total(), start(run_dir, rounds)
+        num_kills, process = gun.kills.total(), start(run_dir, rounds, changes)
         command = psutil.Process(process.pid)
         try:
             while (code := process.poll()) is None:
@@ -291,7 +291,7 @@ def look_at(done: Done) -> dict[str, Any]:
         "exit_code": done.exit_code,
         "seconds": done.seconds,
         "rounds": len(rounds),
-        "rounds_with_repetitions": len(ages),
+        "rounds_trained_again": len(ages) - len(rounds),
         "tokens": sum(span[1] for spans, _ in pieces for span in spans),
         "max_sample_age": max(ages),
         "mixed_responses": sum(len({span[0] for span in spans}) > 1 for spans, _ in pieces),
@@ -376,6 +376,8 @@ def report(figures: Mapping[str, Any], bars: Mapping[str, bool]) -> None:
     kills = ", ".join(f"{name} {count}" for name, count in figures["kills"].items())
     say(f"\nkills: {kills} in {figures['fire_s']:.0f} s; started again by the script {figures['resumes']} ×")
     say(f"  trained {quiet:,.0f} tokens/s undisturbed, {fire:,.0f} with kills: {figures['ratio']:.2f} ×")
+    again, rounds = figures["rounds_trained_again"], sum(run["rounds"] for run in figures["runs"])
+    say(f"  {rounds} rounds, {again} of which were trained again from a checkpoint")
     say(
         f"  of {figures['begun_tokens']:,} tokens begun in the checkpoints that were gone back to,"
         f" {figures['kept_tokens']:,} were kept"
@@ -387,12 +389,11 @@ def report(figures: Mapping[str, Any], bars: Mapping[str, bool]) -> None:
 
 def carry_out(where: Path, options: Namespace, rng: Random) -> tuple[dict[str, Any], dict[str, bool]]:
     """Make all runs, and look at what they left."""
-    rounds = options.rounds
     quiet, fire = Gun(0.0, rng), Gun(options.kills_per_minute, rng)
     runs: list[tuple[str, dict[str, Any]]] = []
 
     def make(name: str, gun: Gun, until_s: float) -> None:
-        done = run_to_its_end(where / name, rounds, gun, until_s)
+        done = run_to_its_end(where / name, options.rounds, options.set, gun, until_s)
         if done.exit_code:
             say(log_tail(done.directory))
         found = look_at(done)
@@ -420,6 +421,7 @@ def carry_out(where: Path, options: Namespace, rng: Random) -> tuple[dict[str, A
         "resumes": fire.restarts["resume"],
         "tokens_per_s": rates,
         "ratio": rates["fire"] / rates["quiet"],
+        "rounds_trained_again": sum(one["rounds_trained_again"] for one in found_all),
         "begun_tokens": fire.begun_tokens,
         "kept_tokens": fire.kept_tokens,
         "faults": dict(faults),
@@ -432,6 +434,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--minutes", type=float, default=10.0, help="in which processes are killed (10)")
     made.add_argument("--kills-per-minute", type=float, default=6.0, help="(6)")
     made.add_argument("--rounds", type=int, default=400, help="of each run (400)")
+    made.add_argument(
+        "--set", nargs="*", default=[], metavar="KEY=VALUE", help="further settings of the runs"
+    )
     made.add_argument("--seed", type=int, default=0, help="of the kills (0)")
     made.add_argument("--keep", type=Path, help="keep the runs in this directory")
     options = made.parse_args(arguments)
