@@ -27,6 +27,7 @@ import asyncio
 import contextlib
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -58,6 +59,8 @@ DEGREE, PROMPTS, GROUP = 2, 8, 4
 VICTIMS = ("engine", "learner", "run")
 GONE_LIMIT_S, LIMIT_S = 5.0, 3600.0
 LATE_S = 0.5
+KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+"""Exit codes of a command that was killed, and of one that gave up over its killed child."""
 SETTINGS = (
     *("env.id=llm_faults:Faulty", "run.stop_return=null", f"async_training.off_policy_degree={DEGREE}"),
     *(f"algorithm.segments_per_round={PROMPTS}", f"algorithm.group_size={GROUP}", "algorithm.lr=3e-4"),
@@ -135,7 +138,7 @@ class Gun:
     per_minute: float
     rng: Random
     kills: Counter[str] = field(default_factory=Counter)
-    restarts: Counter[str] = field(default_factory=Counter)
+    num_resumes: int = 0
     survivors: int = 0
     begun_tokens: int = 0
     kept_tokens: int = 0
@@ -222,9 +225,9 @@ def start(run_dir: Path, rounds: int, changes: Sequence[str]) -> subprocess.Pope
 
 def run_to_its_end(run_dir: Path, rounds: int, changes: Sequence[str], gun: Gun, until_s: float) -> Done:
     """Start a run again and again until it ends by itself; kill its processes until some moment."""
-    began_s, code = time.monotonic(), None
-    while code != 0:
-        num_kills, process = gun.kills.total(), start(run_dir, rounds, changes)
+    began_s = time.monotonic()
+    while True:
+        process = start(run_dir, rounds, changes)
         command = psutil.Process(process.pid)
         try:
             while (code := process.poll()) is None:
@@ -235,9 +238,9 @@ def run_to_its_end(run_dir: Path, rounds: int, changes: Sequence[str], gun: Gun,
                 time.sleep(0.02)
         finally:
             end(process, command)
-        if code != 0 and gun.kills.total() == num_kills:
-            break  # nobody killed it
-        gun.restarts["resume" if code else "end"] += 1
+        if code not in KILLED:
+            break
+        gun.num_resumes += 1
     return Done(run_dir, time.monotonic() - began_s, code)
 
 
@@ -418,7 +421,7 @@ def carry_out(where: Path, options: Namespace, rng: Random) -> tuple[dict[str, A
         "runs": [{"kind": kind, **found} for kind, found in runs],
         "kills": dict(fire.kills),
         "fire_s": fire_s,
-        "resumes": fire.restarts["resume"],
+        "resumes": fire.num_resumes,
         "tokens_per_s": rates,
         "ratio": rates["fire"] / rates["quiet"],
         "rounds_trained_again": sum(one["rounds_trained_again"] for one in found_all),
