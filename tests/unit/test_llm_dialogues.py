@@ -11,7 +11,8 @@ import pytest
 
 from offbeat.errors import TaskError
 from offbeat.llm.conversation import from_tree, to_tree
-from offbeat.llm.tasks import Problem
+from offbeat.llm.tasks import Chat, Dialogue, Problem, Turn
+from offbeat.llm.tokens import CharTokenizer
 from offbeat.types import TIMEOUT, Answer
 from tests.unit.talk_fakes import Desk, Episodes, Letters, Talks, same
 
@@ -143,6 +144,82 @@ def test_a_tool_that_fails_ends_its_response_without_a_reward() -> None:
         for one in failed:
             assert math.isnan(one.reward)
             assert one.answers[-1].error.startswith(error)
+
+
+class Returns(Talks):
+    """Ends the first turn of everything with a value."""
+
+    def __init__(self, value: object) -> None:
+        super().__init__()
+        self.value = value
+
+    async def step(self, dialogue: Dialogue) -> Turn:
+        return self.value  # type: ignore[return-value]
+
+
+class ReturnsAtLast(Episodes):
+    """The same as an episode; a text is said to the model before."""
+
+    def __init__(self, value: object) -> None:
+        super().__init__()
+        self.value = value
+
+    async def episode(self, chat: Chat, problem: Problem) -> float:
+        await chat.generate()
+        if isinstance(self.value, str):
+            await chat.generate(self.value)
+        return self.value  # type: ignore[return-value]
+
+
+class Shy:
+    """Has no number and no text."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("no number")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Fussy(CharTokenizer):
+    """A tokenizer that raises what it likes."""
+
+    def encode(self, text: str) -> list[int]:
+        if "!" in text:
+            raise TypeError("must be str")
+        return super().encode(text)
+
+
+LONG = "ab" * (1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("task", "error"),
+    [
+        (Returns(Turn(reward="x")), "the reward 'x' is no number"),  # type: ignore[arg-type]
+        (Returns(Turn(reward=10**5000)), "the reward of type int is no number"),
+        (Returns(Turn(reward=Shy())), "the reward of type Shy is no number"),  # type: ignore[arg-type]
+        (Returns(Turn(reward=math.inf)), "the reward inf is not finite"),
+        (Returns(Shy()), "step returned of type Shy: it must be a Turn"),
+        (Returns(Turn("ab!")), "TypeError: must be str"),
+        (Returns(Turn(LONG)), "an answer has 2,097,152 characters"),
+        (ReturnsAtLast(10**400), "the reward 1000"),
+        (ReturnsAtLast(Shy()), "the reward of type Shy is no number"),
+        (ReturnsAtLast("ab!"), "TypeError: must be str"),
+        (ReturnsAtLast(LONG), "an answer has 2,097,152 characters"),
+    ],
+)
+def test_whatever_a_task_returns_fails_its_response_alone(task: Letters, error: str) -> None:
+    task.tokenizer = Fussy("ab?;", add_bos=False)
+    desk = Desk(task)
+    desk.begin(2)
+    over = desk.finish(8)
+    failed = [one for one in over.values() if one.answers[-1].error]
+    assert failed
+    assert desk.engine.num_free == 16
+    for one in failed:
+        assert math.isnan(one.reward)
+        assert one.answers[-1].error.startswith(error)
 
 
 @pytest.mark.parametrize("kind", ["reward", "tool"])

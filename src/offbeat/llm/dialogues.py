@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
-from offbeat.errors import OffbeatError, TaskError
+from offbeat.errors import TaskError
 from offbeat.llm.calls import Calls, Outcome, Question, failed
 from offbeat.llm.conversation import COMPLETE, Conversation, failure, turns_of
 from offbeat.llm.engine import Engine
@@ -25,6 +25,8 @@ from offbeat.types import Answer, End, Piece
 Kind = Literal["tool", "reward"]
 _FROM_OUTSIDE = ("cut", "timeout", "error")
 """Ends that do not follow from the tokens."""
+_MOST_CHARACTERS = 1 << 20
+"""Of an answer: JSON has up to 12 bytes for each, and a line of ``answers.jsonl`` must stay readable."""
 
 
 class Dialogues:
@@ -209,7 +211,10 @@ class Dialogues:
             one.answers.append(answer)
             self._end(one, failure(answer.error))
         elif isinstance(answer.value, str):
-            ids = self._task.tokenizer.encode_more(answer.value)  # raises before anything has changed
+            ids, error = self._encoded(answer.value)
+            if error:
+                self._fail(one, "tool", error)
+                return
             one.answers.append(answer)
             if not self._extend(one, ids):
                 self._end(one, "length")
@@ -217,6 +222,15 @@ class Dialogues:
             one.answers.append(answer)
             self._release(one)
             self._finish(one, one.whole.end, float(answer.value or 0.0))
+
+    def _encoded(self, text: str) -> tuple[Sequence[int], str]:
+        """Return the tokens of an answer, or why it has none; the tokenizer may be a user's."""
+        if len(text) > _MOST_CHARACTERS:
+            return (), f"an answer has {len(text):,} characters: shorten it to {_MOST_CHARACTERS:,} or fewer"
+        try:
+            return self._task.tokenizer.encode_more(text), ""
+        except Exception as error:
+            return (), f"{type(error).__name__}: {error}"
 
     def _extend(self, one: Conversation, ids: Sequence[int]) -> bool:
         """Give a response more tokens; False if there is no room for them and a token after them."""
@@ -250,10 +264,9 @@ class Dialogues:
             self._fail(one, "tool", f"generate() number {one.num_replies + 1} {wrong}")
             return
         answer = Answer(len(one.answers), str(question.value))
-        try:
-            ids = self._task.tokenizer.encode_more(str(question.value))
-        except OffbeatError as error:
-            self._fail(one, "tool", f"{type(error).__name__}: {error}")
+        ids, error = self._encoded(str(question.value))
+        if error:
+            self._fail(one, "tool", error)
             return
         if one.whole.end not in COMPLETE or not self._extend(one, ids):
             end: End = "length" if one.whole.end in COMPLETE else one.whole.end
@@ -326,21 +339,20 @@ class Dialogues:
     def _take_turn(self, one: Conversation, result: Outcome) -> None:
         turn = result.value
         if result.error or not isinstance(turn, Turn):
-            error = result.error or f"step returned {turn!r:.80}: it must be a Turn"
+            error = result.error or f"step returned {_shown(turn)}: it must be a Turn"
             self._fail(one, "tool", error, result.details)
             return
         self._failures["tool"] = 0
         if turn.text:
-            try:
-                self._answer(one, Answer(len(one.answers), str(turn.text)))
-            except OffbeatError as error:
-                self._fail(one, "tool", f"{type(error).__name__}: {error}")
+            self._answer(one, Answer(len(one.answers), str(turn.text)))
         elif turn.reward is None:
             self._end(one, one.whole.end)
-        elif not math.isfinite(turn.reward):
-            self._fail(one, "tool", f"the reward {turn.reward} is not finite")
         else:
-            self._answer(one, Answer(len(one.answers), float(turn.reward)))
+            value, error = _read_reward(turn.reward)
+            if error:
+                self._fail(one, "tool", error)
+            else:
+                self._answer(one, Answer(len(one.answers), value))
 
     def _take_episode(self, one: Conversation, result: Outcome) -> None:
         if not result.error and (one.response is None or not one.num_replies):
@@ -354,14 +366,8 @@ class Dialogues:
 
     def _take_reward(self, one: Conversation, result: Outcome) -> None:
         """Take a reward; what is no finite number is no reward."""
-        error, value, turn = result.error, math.nan, len(one.answers)
-        if not error:
-            try:
-                value = float(result.value)
-            except (TypeError, ValueError):
-                error = f"the reward {result.value!r:.80} is no number"
-            else:
-                error = "" if math.isfinite(value) else f"the reward {value} is not finite"
+        value, error = (math.nan, result.error) if result.error else _read_reward(result.value)
+        turn = len(one.answers)
         if error:
             self._count_failure("reward", error, result.details)
             self._rewarded(one, Answer(turn, None, error))
@@ -414,6 +420,23 @@ def _called(one: Conversation, function: Callable[..., Any], dialogue: Dialogue)
         return Outcome(one.name, function(dialogue))
     except Exception as error:
         return failed(one.name, error)
+
+
+def _read_reward(value: Any) -> tuple[float, str]:
+    """Return a reward as a number, and what is wrong with it."""
+    try:
+        number = float(value)
+    except Exception:  # of somebody's ``__float__``
+        return math.nan, f"the reward {_shown(value)} is no number"
+    return number, "" if math.isfinite(number) else f"the reward {number} is not finite"
+
+
+def _shown(value: Any) -> str:
+    """Return the beginning of what a user's function returned."""
+    try:
+        return repr(value)[:80]
+    except Exception:
+        return f"of type {type(value).__name__}"
 
 
 class _Chat:
