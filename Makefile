@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-EXTRAS ?= box2d,minatar,tensorboard,ray,colorlines,marl,llm,gguf,dev
+# Jericho, of the extra text, is compiled when it is installed; without gcc its tests are skipped.
+TEXT := $(if $(shell command -v gcc),$(shell echo text,))
+EXTRAS ?= box2d,minatar,tensorboard,ray,colorlines,marl,llm,gguf,$(TEXT)dev
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # pip is silent for up to a minute while it unpacks: a dot every few seconds shows that it goes on.

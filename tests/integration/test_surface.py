@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import offbeat
+import offbeat.envs.text
 import offbeat.llm
 from offbeat.cli.main import VERBS
 from offbeat.config.models import AsyncTrainingConfig, RunConfig
@@ -199,6 +200,7 @@ def test_commands() -> None:
         "check",
         "generate",
         "convert",
+        "text",
         "list",
         "digest",
         "doctor",
@@ -220,6 +222,12 @@ def test_public_names() -> None:
     assert sorted(offbeat.__all__) == [*classes, "__version__", *functions]
     for name in offbeat.__all__:
         assert getattr(offbeat, name) is not None
+
+
+def test_public_names_of_text_games() -> None:
+    classes = ["ActionTable", "Family", "Game", "OwnGame", "Part", "RemoteGame", "Scene", "SolvedGame"]
+    classes.append("ValidActions")
+    assert offbeat.envs.text.__all__ == ["FAMILIES", "PARTS", *classes, "find_family", "open_game"]
 
 
 def test_public_names_of_language_models() -> None:
