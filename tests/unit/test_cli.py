@@ -632,7 +632,7 @@ def test_public_names_are_fixed() -> None:
     assert sorted(offbeat.__all__) == [
         "Batch", "Callback", "PerWorker", "Pipeline", "PlayResult", "Result", "Segment", "SyncRun", "Ticket",
         "__version__", "digest", "env_factory", "evaluate", "load_config", "play", "register", "replay_run",
-        "resume", "train",
+        "resume", "token_loss", "train",
     ]  # fmt: skip
     assert set(offbeat.__all__) <= set(dir(offbeat))
 
