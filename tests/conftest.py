@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # where threads share a core, spinning ones take it all
 os.environ.setdefault("NUMBA_CACHE_DIR", str(ROOT / ".numba_cache"))  # kernels are compiled once for all
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # as is the package, for the many processes of tests
+sys.dont_write_bytecode = False
 
 SMALL = {
     "env.num_envs": 8,
@@ -34,6 +39,7 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the markers in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep each file's tests in one process of pytest-xdist, for they share fixtures; Ray's all in one.
 
@@ -46,6 +52,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.xdist_group("ray"))
             elif path.parts[0] != "net":
                 item.add_marker(pytest.mark.xdist_group(path.with_suffix("").as_posix()))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of every later collection of garbage: that is nearly all objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
@@ -77,8 +89,11 @@ def shared_ray() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def no_process_left_behind() -> Any:
-    """Whatever a test starts has to be gone when it ends."""
+def no_process_left_behind(request: pytest.FixtureRequest) -> Any:
+    """Whatever a test starts has to be gone when it ends. Unit tests start no workers."""
+    if (ROOT / "tests" / "unit") in request.path.parents:
+        yield
+        return
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     yield
     left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
