@@ -1,4 +1,4 @@
-"""What `make install` shows while it waits."""
+"""What `make install` shows while it waits, and how `make test` divides the tests."""
 
 from __future__ import annotations
 
@@ -45,3 +45,10 @@ def test_an_installation_that_fails_is_not_taken_for_one(tmp_path: Path) -> None
     done = install(tmp_path / "venv", 7)
     assert done.returncode == 2 and "Error 7" in done.stderr
     assert "3 of 3" not in done.stdout and not (tmp_path / "venv" / ".installed").exists()
+
+
+def test_tests_of_a_file_stay_in_one_process(request: pytest.FixtureRequest) -> None:
+    (group,) = [mark.args[0] for mark in request.node.iter_markers("xdist_group")]
+    assert group == "unit/test_makefile"
+    if getattr(request.config.option, "loadgroup", False):
+        assert request.node.nodeid.endswith(f"@{group}"), "pytest-xdist has seen the group"
