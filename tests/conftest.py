@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -39,19 +40,26 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the markers in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep each file's tests in one process of pytest-xdist, for they share fixtures; Ray's all in one.
+def group_of(nodeid: str) -> str:
+    """The tests that a test stays together with: those of its file, which share fixtures; all of Ray's.
 
     Those of the net share nothing: they go wherever there is room.
     """
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            path = item.path.relative_to(ROOT / "tests")
-            if "ray" in path.stem or "shared_ray" in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group("ray"))
-            elif path.parts[0] != "net":
-                item.add_marker(pytest.mark.xdist_group(path.with_suffix("").as_posix()))
+    if re.search(r"[_[]ray(_|]|$|\.py)", nodeid) and not nodeid.startswith("tests/unit/"):
+        return "ray"
+    return nodeid if nodeid.startswith("tests/net/") else nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Divide the tests by groups; the marks of pytest-xdist 3.8 are lost on pytest 9.2."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return Groups(config, log)
 
 
 def pytest_collection_finish() -> None:
