@@ -12,7 +12,7 @@ DOTS_EVERY_S ?= 2
 step = printf '%s ' "$(1)"; (while sleep $(DOTS_EVERY_S); do printf .; done) & dots=$$!; \
 	trap 'kill $$dots; echo' EXIT
 
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -n 2
 # The commit that `make net-record` makes a reference of.
 REF ?= HEAD~1
 

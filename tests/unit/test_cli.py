@@ -520,6 +520,13 @@ def test_check_plans_ranks_where_there_can_be_some(capfd: pytest.CaptureFixture[
 # ---------------------------------------------------------------- doctor
 
 
+@pytest.fixture
+def brief_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the doctor ask a process about torch that does not import it, and measure for a moment."""
+    monkeypatch.setattr(doctor_module, "_TORCH_PROBE", "print('2.13', 1, False)")
+    monkeypatch.setattr(doctor_module, "_MEASURE_S", 0.02)
+
+
 def test_doctor_looks_at_the_machine_and_an_environment(capfd: pytest.CaptureFixture[str]) -> None:
     assert run("doctor", "--env", "CartPole-v1", "--json") == 0
     findings = {one["name"]: one for one in json.loads(capfd.readouterr().out)["findings"]}
@@ -529,6 +536,7 @@ def test_doctor_looks_at_the_machine_and_an_environment(capfd: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("env_id", ["offbeat/AliceAndBob-v0", "tests.unit.test_teams_loop:Leaving"])
+@pytest.mark.usefixtures("brief_doctor")
 def test_doctor_measures_teams(env_id: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert run("doctor", "--env", env_id, "--json") == 0
     findings = {row["name"]: row for row in json.loads(capfd.readouterr().out)["findings"]}
@@ -536,6 +544,7 @@ def test_doctor_measures_teams(env_id: str, capfd: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("env_id", ["tests.unit.test_cli:Path", "CartPool-v1"])
+@pytest.mark.usefixtures("brief_doctor")
 def test_doctor_refuses_what_is_no_environment_as_train_does(
     env_id: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -543,6 +552,7 @@ def test_doctor_refuses_what_is_no_environment_as_train_does(
     assert env_id in capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("brief_doctor")
 def test_doctor_names_packages_and_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
