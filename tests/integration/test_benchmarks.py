@@ -38,6 +38,7 @@ MODEL = ROOT.resolve().parent / "shared" / "data" / "models" / "stories260K"
         ["llm_engine.py"],
         ["llm_twin.py"],
         ["llm_async.py"],
+        ["text_priors.py"],
     ],
 )
 def test_script_ends_with_its_figures(command: list[str]) -> None:

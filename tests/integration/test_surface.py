@@ -233,7 +233,7 @@ def test_public_names_of_text_games() -> None:
 def test_public_names_of_language_models() -> None:
     classes = ["Backend", "CharTokenizer", "Decoder", "Engine", "HubTokenizer", "Packing", "Request"]
     classes += ["Response", "RopeScaling", "Scorer", "Scores", "Shape", "Stream", "Tokenizer"]
-    classes.append("TransformersBackend")
+    classes += ["TransformersBackend", "WordTokenizer"]
     functions = ["check_fits", "config_of", "load_tokenizer", "read_folder", "shape_of", "text_after"]
     functions.append("write_folder")
     assert offbeat.llm.__all__ == [*classes, *functions]

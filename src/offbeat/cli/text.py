@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from offbeat.cli.output import JsonFlag, reporting, show_table
+from offbeat.cli.text_priors import Advice, pretrain, prior_table
 from offbeat.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ _GAME = typer.Argument(
 )
 _SEED = typer.Option(min=0, help="Which game of a family, or the random numbers of a story (at least 1).")
 _QUIT = ("quit", "exit")
+text.command("pretrain")(pretrain)
+text.command("prior-table")(prior_table)
 
 
 @text.command("play")
@@ -32,6 +35,9 @@ def play(
     seed: Annotated[int | None, _SEED] = None,
     table: Annotated[
         Path | None, typer.Option(help="Keep valid actions that were found in this file.")
+    ] = None,
+    prior: Annotated[
+        Path | None, typer.Option(help="A model's folder: show how likely it holds each action.")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -45,7 +51,7 @@ def play(
         valid = ValidActions(ActionTable(table))
         opened = RemoteGame(_found(game), seed)
         try:
-            scene, num_steps = _play(opened, valid)
+            scene, num_steps = _play(opened, valid, None if prior is None else Advice(prior))
         finally:
             opened.close()
             valid.table.close()
@@ -55,20 +61,24 @@ def play(
         )
 
 
-def _play(game: RemoteGame, valid: ValidActions) -> tuple[Scene, int]:
+def _play(game: RemoteGame, valid: ValidActions, advice: Advice | None) -> tuple[Scene, int]:
     """Ask for commands until the game or the input ends."""
     scene, num_steps = game.start(), 0
     print(scene.answer)
     while not scene.done:
         actions = valid.of(game, scene)
         print(f"\n{scene.view}\n[{_score(scene, game)}]\n")
-        print("\n".join(f"{number:3} {action}" for number, action in enumerate(actions, 1)))
+        shares = [""] * len(actions) if advice is None else advice.shares(scene, actions)
+        lines = (f"{number:3} {share}{actions[number - 1]}" for number, share in enumerate(shares, 1))
+        print("\n".join(lines))
         command = _ask()
         if command is None:
             break
         if command.isdecimal() and 1 <= int(command) <= len(actions):
             command = actions[int(command) - 1]
-        scene, num_steps = game.step(command), num_steps + 1
+        before, scene, num_steps = scene, game.step(command), num_steps + 1
+        if advice is not None:
+            advice.took(before, command, scene)
         print(f"\n{scene.answer}")
     return scene, num_steps
 
