@@ -220,7 +220,7 @@ class Calls:
         call.timer = loop.call_later(call.limit_s, _expire, self._shared, call)
 
     def _look_at_loop(self) -> None:
-        """Give up what is late; where a coroutine is, it blocks the loop, which is replaced with all it runs."""
+        """Give up what is late; a coroutine that is blocks its loop, which is replaced with all it runs."""
         now_s = self._clock()
         passed_s = now_s - self._looked_s
         if passed_s < _GRACE_S:

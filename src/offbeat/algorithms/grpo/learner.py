@@ -98,7 +98,13 @@ class GRPOLearner:
         is_decoupled = config.correction.proximal == "round_start"
         taxes = config.kl.coef > 0 and config.kl.place == "reward"
         needs_proximal = is_decoupled and (config.gradient_steps > 1 or taxes)
-        if self._head is None and self._reference is None and not needs_proximal:
+        wanted = {
+            "proximal": needs_proximal,
+            "values": self._head is not None,
+            "reference": self._reference is not None,
+        }
+        samples.add(name for name, is_wanted in wanted.items() if is_wanted)
+        if not any(wanted.values()):
             return
         for part in samples.parts(np.arange(len(samples.sizes))):
             if self._head is not None or needs_proximal:
@@ -116,7 +122,7 @@ class GRPOLearner:
         """Take one optimizer step on some responses; return statistics of tokens, and of the step."""
         sizes = samples.sizes[responses]
         weights = aggregation_weights(sizes, self._config.choices.aggregation, longest=self._longest)
-        samples.own.setdefault("weights", np.zeros(len(samples.own["behaviour"]), np.float32))
+        samples.add(["weights"])
         samples.own["weights"][np.repeat(_is_among(responses, len(samples.sizes)), samples.sizes)] = weights
         found, losses = [], []
         for part in samples.parts(responses):
