@@ -134,6 +134,7 @@ class Driver:
             self.collectors.busy_s,
             staleness_threshold=settings.async_training.staleness_threshold,
             pauses_for_eval=not settings.async_training.enable_async_eval,
+            dial=settings.async_training.off_policy_degree,
             system=system or (lambda now_s: monitor.read(now_s, lambda: runtime.pids().values())),
         )
         self.begun = BegunWork(self.collectors.rows, spec.saves)
