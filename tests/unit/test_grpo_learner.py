@@ -13,6 +13,7 @@ import pytest
 from torch import Tensor
 
 import offbeat
+from offbeat.algorithms.grpo import learner as learner_module
 from offbeat.algorithms.grpo.config import GRPOConfig
 from offbeat.algorithms.grpo.learner import GRPOLearner
 from offbeat.algorithms.grpo.losses import LOSSES
@@ -171,6 +172,27 @@ def test_truncated_responses_are_in_the_baseline_and_not_in_the_loss() -> None:
     assert trained.tolist() == [0, 2]
 
 
+def test_a_learner_is_warmed_up_once_and_not_before_a_saved_state_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    warmed = list[int]()
+    monkeypatch.setattr(learner_module, "warm_up", lambda model, task, config, seed: warmed.append(seed))
+    made = GRPOLearner(GRPOConfig(), TASK, SHAPE, seed=7)
+    early = copy.deepcopy(made.state_dict())
+    assert warmed == []
+    made.weights()
+    made.weights()
+    assert warmed == [7]
+    continued = GRPOLearner(GRPOConfig(), TASK, SHAPE, seed=8)
+    continued.state_dict()
+    continued.load_state_dict(copy.deepcopy(made.state_dict()))
+    continued.weights()
+    assert warmed == [7]
+    continued.load_state_dict(early)
+    continued.weights()
+    assert warmed == [7, 8]
+
+
 def test_reference_is_what_the_warm_up_made_or_a_folder(tmp_path: Any) -> None:
     made = learner(kl={"coef": 0.5})
     begun = made.weights()
@@ -275,6 +297,11 @@ def test_settings_that_contradict_each_other_are_refused(
     with pytest.raises(ConfigError, match=words) as error:
         offbeat.load_config("arithmetic-grpo", changes)
     assert f"algorithm.{key}" in str(error.value)
+
+
+def test_plan_says_how_many_problems_are_evaluated() -> None:
+    (line,) = [line for line in offbeat.check("calculator-grpo").splitlines() if "evaluation" in line]
+    assert line.endswith("and at the end: 500 held-out problems")
 
 
 def test_plan_says_how_many_steps_old_a_token_may_be() -> None:

@@ -189,6 +189,8 @@ def _evaluation(config: RunConfig) -> str:
         [f"every {_count(evaluation.interval_rounds, 'round')} ({how})"] if evaluation.interval_rounds else []
     )
     times += ["at the end"] if evaluation.at_end else []
+    if not config.algorithm.has_envs:
+        return f"{' and '.join(times)}: {_count(evaluation.episodes, 'held-out problem')}"
     envs = min(evaluation.num_envs, evaluation.episodes)
     return f"{' and '.join(times)}: {_count(evaluation.episodes, 'episode')} in {_count(envs, 'environment')}"
 

@@ -30,7 +30,7 @@ from offbeat.types import Array, Batch, Metrics, StateTree
 class GRPOLearner:
     """Owns the language model, its optimizer, and what some losses need: value head, reference model.
 
-    New weights come from (run seed, "init").
+    New weights come from (run seed, "init"). They are warmed up when they are asked for first.
     """
 
     def __init__(self, config: GRPOConfig, task: Task, shape: Shape, *, seed: int) -> None:
@@ -222,9 +222,12 @@ class GRPOLearner:
         return {name: weight.numpy().copy() for name, weight in self._model.weights().items()}
 
     def state_dict(self) -> StateTree:
-        """Return weights and optimizer, and those of value head and reference model."""
-        self._warm_up()
+        """Return weights and optimizer, and those of value head and reference model.
+
+        It warms nothing up: it is asked for before a saved state is loaded, too.
+        """
         state = {"weights": self._model.weights(), "optimizer": self._optimizer.state_dict()}
+        state["is_warm"] = self._is_warm
         if self._head is not None:
             state["value_head"] = dict(self._head.state_dict())
         if self._reference is not None and self._config.kl.reference is None:
@@ -233,7 +236,7 @@ class GRPOLearner:
 
     def load_state_dict(self, state: StateTree) -> None:
         """Continue from a saved state."""
-        self._is_warm = True
+        self._is_warm = state.get("is_warm", True)
         self._model.set_weights(_tensors(state["weights"]))
         self._optimizer.load_state_dict(state["optimizer"])
         if self._head is not None:
