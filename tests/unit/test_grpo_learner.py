@@ -18,6 +18,7 @@ from offbeat.algorithms.grpo.config import GRPOConfig
 from offbeat.algorithms.grpo.learner import GRPOLearner
 from offbeat.algorithms.grpo.losses import LOSSES
 from offbeat.algorithms.grpo.samples import Samples
+from offbeat.config.plan import plan
 from offbeat.errors import ConfigError
 from offbeat.llm.shape import Shape
 from offbeat.llm.tasks import make_task
@@ -300,8 +301,9 @@ def test_settings_that_contradict_each_other_are_refused(
 
 
 def test_plan_says_how_many_problems_are_evaluated() -> None:
-    (line,) = [line for line in offbeat.check("calculator-grpo").splitlines() if "evaluation" in line]
-    assert line.endswith("and at the end: 500 held-out problems")
+    config = offbeat.load_config("calculator-grpo", {"eval.at_start": True})
+    told = "at the start, every 50 rounds (training pauses for it) and at the end: 500 held-out problems"
+    assert plan(config)["evaluation"] == told
 
 
 def test_plan_says_how_many_steps_old_a_token_may_be() -> None:

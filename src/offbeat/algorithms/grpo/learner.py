@@ -226,8 +226,11 @@ class GRPOLearner:
 
         It warms nothing up: it is asked for before a saved state is loaded, too.
         """
-        state = {"weights": self._model.weights(), "optimizer": self._optimizer.state_dict()}
-        state["is_warm"] = self._is_warm
+        state: dict[str, Any] = {
+            "weights": self._model.weights(),
+            "optimizer": self._optimizer.state_dict(),
+            "is_warm": self._is_warm,
+        }
         if self._head is not None:
             state["value_head"] = dict(self._head.state_dict())
         if self._reference is not None and self._config.kl.reference is None:
