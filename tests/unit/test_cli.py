@@ -65,6 +65,7 @@ class FakeResult:
     stopped: bool = False
     save_error: str = ""
     has_evaluator: bool = True
+    has_envs: bool = True
 
 
 class Calls:
@@ -195,6 +196,7 @@ def test_summary_of_a_run_without_an_evaluator_names_no_command_that_evaluates()
     rows = summary_rows(FakeResult(has_evaluator=False, eval_return=None))  # type: ignore[arg-type]
     assert {"eval", "play", "replay"} & rows.keys() == {"play", "replay"}
     assert summary_rows(FakeResult())["eval"] == "offbeat eval 'runs/my pole'"  # type: ignore[arg-type]
+    assert "play" not in summary_rows(FakeResult(has_envs=False))  # type: ignore[arg-type]
 
 
 def test_summary_of_a_run_that_measured_nothing() -> None:
