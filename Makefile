@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-EXTRAS ?= box2d,minatar,tensorboard,ray,colorlines,marl,llm,gguf,dev
+# Jericho, of the extra text, is compiled when it is installed; without gcc its tests are skipped.
+TEXT := $(if $(shell command -v gcc),$(shell echo text,))
+EXTRAS ?= box2d,minatar,tensorboard,ray,colorlines,marl,llm,gguf,$(TEXT)dev
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # pip is silent for up to a minute while it unpacks: a dot every few seconds shows that it goes on.
@@ -10,7 +12,7 @@ DOTS_EVERY_S ?= 2
 step = printf '%s ' "$(1)"; (while sleep $(DOTS_EVERY_S); do printf .; done) & dots=$$!; \
 	trap 'kill $$dots; echo' EXIT
 
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -n 2
 # The commit that `make net-record` makes a reference of.
 REF ?= HEAD~1
 

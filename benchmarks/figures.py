@@ -6,6 +6,7 @@
 ``colorlines``  what Color Lines was learned to, from benchmarks/results/colorlines*.json
 ``skills``    what teams with and without skills learn, from benchmarks/results/hmasd.json and lbf.json
 ``planning``  what tree searches over learned models learn, from benchmarks/results/planning*.json
+``priors``    what priors are worth to a search in text games, from benchmarks/results/text_priors.json
 
 ``python benchmarks/figures.py`` writes them to docs/images/; ``--only NAME`` makes one of them.
 """
@@ -74,6 +75,17 @@ WORLDS = {
 """What was planned in, and its contestants."""
 PLANNED = ("planning_muzero", "planning_unizero", "planning_others")
 """Results of benchmarks/planning.py."""
+PRIORS = {
+    "pretrained": ("pretrained on 200 other games", "#0a9396"),
+    "dose-50": ("on 50", "#94d2bd"),
+    "dose-10": ("on 10", "#cfe8df"),
+    "uniform": ("uniform", "#5b6b7f"),
+    "permuted": ("permuted", "#ca6702"),
+    "context-free": ("without the state", "#e9b872"),
+    "shuffled": ("trained on dealt labels", "#bb8588"),
+    "alone without repeats": ("pretrained, no search", "#001219"),
+}
+"""Arms of benchmarks/text_priors.py: name and colour."""
 RESULTS = REPOSITORY / "benchmarks" / "results"
 RECIPES = {"cartpole-ppo": SYNC, "cartpole-ppo-async": ASYNC}
 DEGREES = {0: SYNC, 1: ASYNC}
@@ -253,6 +265,26 @@ class Span:
     end_s: float
 
 
+def priors(out: Path, runs: Path, seeds: int) -> None:
+    """Share of the maximum score over steps, by prior."""
+    found = json.loads((RESULTS / "text_priors.json").read_text())
+    figure, axes = plt.subplots(figsize=(7.2, 3.6))
+    for arm, (name, colour) in PRIORS.items():
+        if arm in found["arms"]:
+            curve = [0.0, *found["arms"][arm]["curve"]]
+            steps = np.linspace(0, 4, len(curve))
+            style = "--" if arm.startswith("alone") else "-"
+            axes.plot(steps, curve, style, color=colour, label=name)
+    axes.set_xlabel("steps, in lengths of the solution")
+    axes.set_ylabel("share of the maximum score")
+    axes.set_ylim(0, 1)
+    axes.legend(frameon=False, fontsize=8)
+    _tidy(axes)
+    figure.tight_layout()
+    figure.savefig(out / "text_priors.png", dpi=150)
+    plt.close(figure)
+
+
 def timeline(out: Path, runs: Path, seeds: int) -> None:
     """The same second and a half of two runs, below each other."""
     figure, panels = plt.subplots(2, 1, figsize=(10, 4.4), layout="constrained", sharex=True)
@@ -388,6 +420,7 @@ FIGURES = {
     "colorlines": colorlines,
     "skills": skills,
     "planning": planning,
+    "priors": priors,
     "returns": returns,
     "timeline": timeline,
     "console": console,

@@ -379,8 +379,9 @@ def report(figures: Mapping[str, Any], bars: Mapping[str, bool]) -> None:
     kills = ", ".join(f"{name} {count}" for name, count in figures["kills"].items())
     say(f"\nkills: {kills} in {figures['fire_s']:.0f} s; started again by the script {figures['resumes']} ×")
     say(f"  trained {quiet:,.0f} tokens/s undisturbed, {fire:,.0f} with kills: {figures['ratio']:.2f} ×")
-    again, rounds = figures["rounds_trained_again"], sum(run["rounds"] for run in figures["runs"])
-    say(f"  {rounds} rounds, {again} of which were trained again from a checkpoint")
+    again = figures["rounds_trained_again"]
+    count = sum(run["rounds"] for run in figures["runs"] if run["kind"] == "fire")
+    say(f"  {again} rounds were trained again from a checkpoint, beside {count:,} that count")
     say(
         f"  of {figures['begun_tokens']:,} tokens begun in the checkpoints that were gone back to,"
         f" {figures['kept_tokens']:,} were kept"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import re
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # where threads share a core, spinning ones take it all
 os.environ.setdefault("NUMBA_CACHE_DIR", str(ROOT / ".numba_cache"))  # kernels are compiled once for all
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # as is the package, for the many processes of tests
+sys.dont_write_bytecode = False
 
 SMALL = {
     "env.num_envs": 8,
@@ -34,18 +40,32 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep each file's tests in one process of pytest-xdist, for they share fixtures; Ray's all in one.
+def group_of(nodeid: str) -> str:
+    """The tests that a test stays together with: those of its file, which share fixtures; all of Ray's.
 
     Those of the net share nothing: they go wherever there is room.
     """
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            path = item.path.relative_to(ROOT / "tests")
-            if "ray" in path.stem or "shared_ray" in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group("ray"))
-            elif path.parts[0] != "net":
-                item.add_marker(pytest.mark.xdist_group(path.with_suffix("").as_posix()))
+    if re.search(r"[_[]ray(_|]|$|\.py)", nodeid) and not nodeid.startswith("tests/unit/"):
+        return "ray"
+    return nodeid if nodeid.startswith("tests/net/") else nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Divide the tests by groups; the marks of pytest-xdist 3.8 are lost on pytest 9.2."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return Groups(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of every later collection of garbage: that is nearly all objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
@@ -77,8 +97,11 @@ def shared_ray() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def no_process_left_behind() -> Any:
-    """Whatever a test starts has to be gone when it ends."""
+def no_process_left_behind(request: pytest.FixtureRequest) -> Any:
+    """Whatever a test starts has to be gone when it ends. Unit tests start no workers."""
+    if (ROOT / "tests" / "unit") in request.path.parents:
+        yield
+        return
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     yield
     left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]

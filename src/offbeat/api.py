@@ -156,6 +156,11 @@ def play(
     records = video if film is None else film
     directory = existing(run_dir)
     config = load(settings_of(directory))
+    if not config.algorithm.has_envs:
+        raise ConfigError(
+            f"{config.env.id} is a task of texts without episodes to watch: offbeat eval {run_dir} says how"
+            " many problems are solved, and result.policy.answer(prompt) of offbeat.train answers one"
+        )
     options = playing.PlayOptions(
         episodes=episodes,
         seed=config.run.seed if seed is None else seed,

@@ -311,6 +311,7 @@ def _pace_config(
         straggler_policy=dial.straggler_policy,
         publish_interval=dial.weight_sync_interval,
         eval_interval=settings.eval.interval_rounds if judges else None,
+        eval_at_start=settings.eval.at_start and judges,
         eval_at_end=settings.eval.at_end and judges,
         async_eval=dial.enable_async_eval,
         checkpoint_interval=settings.checkpoint.interval_rounds if saves else None,

@@ -39,6 +39,7 @@ MODEL = ROOT.resolve().parent / "shared" / "data" / "models" / "stories260K"
         ["llm_twin.py"],
         ["llm_async.py"],
         ["llm_faults.py"],
+        ["text_priors.py"],
     ],
 )
 def test_script_ends_with_its_figures(command: list[str]) -> None:

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import offbeat
-from offbeat.errors import ReplayError, TaskError
+from offbeat.errors import ConfigError, ReplayError, TaskError
 from offbeat.observe.events import read_answers, read_events, read_rounds, read_schedule
 from tests.integration.test_grpo import SMALL
-from tests.unit.talk_fakes import CALLS
+from tests.unit.talk_fakes import CALLS, Steady
 
 TASKS = "tests.unit.talk_fakes"
 
@@ -186,6 +187,18 @@ def test_rewards_that_always_fail_end_the_run(kind: str, tmp_path: Path) -> None
     more = {"env.kwargs": {"fail": 1.0}, "algorithm.reward.max_failures": 20}
     with pytest.raises(TaskError, match=r"20 .* in a row have failed"):
         run(tmp_path / "run", "Waits", kind, degree=1, **more)
+
+
+def test_what_is_learnt_answers_in_turns_and_is_not_played(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    result = run(path, "Steady", "inline", rounds=1)
+    with pytest.raises(ConfigError, match="offbeat eval"):
+        offbeat.play(path)
+    task, policy = Steady(), result.policy
+    prompt = np.array(task.tokenizer.encode(task.problem("train", 0).prompt))
+    turns = [policy.act(prompt, deterministic=False).tolist() for _ in range(20)]
+    assert any(turn[-1] == task.stop_ids[1] for turn in turns)
+    assert not any(set(turn[:-1]) & set(task.stop_ids) for turn in turns)
 
 
 def test_groups_without_two_rewards_are_dropped(tmp_path: Path) -> None:

@@ -94,9 +94,7 @@ def run_of(kind: str, directory: Path, killed: Path | None = None, *callbacks: C
     )
 
 
-@pytest.mark.parametrize(
-    "kind", ["inline", "threads", "processes", pytest.param("ray", marks=pytest.mark.xdist_group("ray"))]
-)
+@pytest.mark.parametrize("kind", ["inline", "threads", "processes", "ray"])
 def test_collectors_join_and_leave_under_the_same_bound(kind: str, tmp_path: Path) -> None:
     members = Members()
     killed = tmp_path / "killed" if kind in ("processes", "ray") else None

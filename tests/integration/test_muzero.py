@@ -53,7 +53,8 @@ def learner_state(result: Any) -> Any:
     return CheckpointManager(result.run_dir / "checkpoints").load().parts["learner"]
 
 
-@pytest.mark.parametrize("algorithm", [pytest.param("muzero", marks=pytest.mark.slow), "unizero"])
+@pytest.mark.slow  # tests/net runs both in one thread and on processes
+@pytest.mark.parametrize("algorithm", ["muzero", "unizero"])
 def test_every_runtime_reaches_the_same_weights(algorithm: str, tmp_path: Path) -> None:
     digests = {
         train(algorithm, tmp_path / kind, {**ANEW, "runtime.kind": kind}).digest
@@ -79,7 +80,10 @@ def test_a_run_that_is_resumed_ends_as_one_that_was_not(algorithm: str, tmp_path
     assert offbeat.resume(stopped.run_dir).digest == whole.digest
 
 
-@pytest.mark.parametrize(("algorithm", "kind"), [("muzero", "threads"), ("unizero", "processes")])
+@pytest.mark.parametrize(
+    ("algorithm", "kind"),
+    [("muzero", "threads"), pytest.param("unizero", "processes", marks=pytest.mark.slow)],
+)
 def test_an_asynchronous_run_can_be_repeated_bit_for_bit(algorithm: str, kind: str, tmp_path: Path) -> None:
     changes = {**ANEW, "runtime.kind": kind, "run.rounds": 10}
     result = train(algorithm, tmp_path / "run", changes, off_policy_degree=2)
@@ -115,6 +119,7 @@ def faulty(name: str, **kwargs: Any) -> dict[str, Any]:
     return {"env.id": f"offbeat.testing.envs:offbeat-test/{name}-v0", "env.kwargs": {"at_step": 9, **kwargs}}
 
 
+@pytest.mark.slow
 def test_a_killed_collector_changes_nothing(tmp_path: Path) -> None:
     whole = train("muzero", tmp_path / "whole", {**ANEW, **faulty("Healthy"), "runtime.kind": "inline"})
     once = str(tmp_path / "happened")

@@ -119,7 +119,7 @@ offbeat.train("cartpole-ppo-per", overrides=json.loads(sys.argv[1]), callbacks=[
 def test_killed_and_resumed_run_ends_where_the_other_does(kind: str, tmp_path: Path, reference: Any) -> None:
     """Killed once version 4 is saved, with the replay of that moment, whatever was trained meanwhile."""
     settings = {**SMALL, "run.dir": str(tmp_path / "killed"), "runtime.kind": kind}
-    settings |= {"checkpoint.interval_rounds": 2}
+    settings |= {"checkpoint.interval_rounds": 4}  # none before it, whose writing could leave it out
     done = subprocess.run(
         [sys.executable, "-c", KILLED, json.dumps(settings)], capture_output=True, text=True, timeout=120
     )
@@ -261,7 +261,9 @@ def test_nothing_is_lost_and_collection_is_at_most_k_rounds_ahead(
 
 
 def test_ages_are_told_and_bounded_by_max_age(per_run: Run) -> None:
-    result = per_run({"run.rounds": 20, "algorithm.max_age": 3}, off_policy_degree=1)
+    """With one collector: rounds go on without a second one, whose segments are then as late as it is."""
+    settings = {"run.rounds": 20, "algorithm.max_age": 3, "runtime.num_workers": 1}
+    result = per_run(settings, off_policy_degree=1)
     rounds = [record["metrics"] for record in read_rounds(result.run_dir / "events.jsonl")]
     replayed = max(metrics["pace/max_replayed_age"] for metrics in rounds)
     assert 1 < replayed <= 3

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import offbeat
+import offbeat.envs.text
 import offbeat.llm
 from offbeat.cli.main import VERBS
 from offbeat.config.models import AsyncTrainingConfig, RunConfig
@@ -199,6 +200,7 @@ def test_commands() -> None:
         "check",
         "generate",
         "convert",
+        "text",
         "list",
         "digest",
         "doctor",
@@ -222,10 +224,16 @@ def test_public_names() -> None:
         assert getattr(offbeat, name) is not None
 
 
+def test_public_names_of_text_games() -> None:
+    classes = ["ActionTable", "Family", "Game", "OwnGame", "Part", "RemoteGame", "Scene", "SolvedGame"]
+    classes.append("ValidActions")
+    assert offbeat.envs.text.__all__ == ["FAMILIES", "PARTS", *classes, "find_family", "open_game"]
+
+
 def test_public_names_of_language_models() -> None:
     classes = ["Backend", "CharTokenizer", "Decoder", "Engine", "HubTokenizer", "Packing", "Request"]
     classes += ["Response", "RopeScaling", "Scorer", "Scores", "Shape", "Stream", "Tokenizer"]
-    classes.append("TransformersBackend")
+    classes += ["TransformersBackend", "WordTokenizer"]
     functions = ["check_fits", "config_of", "load_tokenizer", "read_folder", "shape_of", "text_after"]
     functions.append("write_folder")
     assert offbeat.llm.__all__ == [*classes, *functions]

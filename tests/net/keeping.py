@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,27 +83,36 @@ def kept_commit() -> str:
 
 
 def make_reference(ref: str, is_asked_for: bool = True) -> None:
-    """Record everything with the code of another commit, in a worktree, by the recorder of this tree."""
+    """Record with the code of another commit, in a worktree, by the recorder of this tree.
+
+    Everything when asked for it; otherwise what has no kept record of this machine.
+    """
+    names = () if is_asked_for else _foreign()
     commit = _git("rev-parse", "--verify", f"{ref}^{{commit}}")
     worktree = CACHE / "worktree"
     _remove(worktree)
     try:
         _git("worktree", "add", "--detach", "--force", str(worktree), commit)
-        _record(worktree / "src")
+        _record(worktree / "src", names)
     finally:
         _remove(worktree)
     told = {"commit": commit, "machine": fingerprint(), "is_asked_for": is_asked_for}
     (CACHE / "made.json").write_text(json.dumps(told, indent=1) + "\n")
 
 
-def _record(source: Path) -> None:
+def _foreign() -> list[str]:
+    names = sorted(path.stem for path in KEPT.glob("*.json"))
+    return [name for name in names if _read(KEPT, name)["machine"] != fingerprint()]
+
+
+def _record(source: Path, names: Sequence[str] = ()) -> None:
     (CACHE / "made.json").unlink(missing_ok=True)
     shutil.rmtree(CACHE / "records", ignore_errors=True)
     path = os.pathsep.join([str(source), str(ROOT)])
     # Kernels compiled for the worktree go with it.
     environment = {**os.environ, "PYTHONPATH": path, "NUMBA_CACHE_DIR": str(source.parent / "numba")}
     command = [sys.executable, "-m", "tests.net.record", "--once"]
-    command += ["--out", str(CACHE / "records"), "--source", str(source)]
+    command += ["--out", str(CACHE / "records"), "--source", str(source), *names]
     try:
         subprocess.run(
             command, cwd=ROOT, env=environment, timeout=TIMEOUT_S, capture_output=True, text=True, check=True

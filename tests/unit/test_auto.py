@@ -31,10 +31,15 @@ def resting_place(degrees: Sequence[int]) -> int:
 
 
 def simulate(
-    collect_s: tuple[float, ...], train_s: float, degree: int = AUTO, auto_max: int = 8, ess_cost: float = 0.0
+    collect_s: tuple[float, ...],
+    train_s: float,
+    degree: int = AUTO,
+    auto_max: int = 8,
+    ess_cost: float = 0.0,
+    rounds: int = ROUNDS,
 ) -> Simulation:
     config = PaceConfig(
-        rounds=ROUNDS,
+        rounds=rounds,
         segments_per_round=4,
         num_collectors=len(collect_s),
         off_policy_degree=degree,
@@ -47,7 +52,7 @@ def simulate(
 
 def smallest_that_is_fast(collect_s: tuple[float, ...], train_s: float) -> int:
     """The least fixed k within 3 % of the best, tried one by one."""
-    times = [simulate(collect_s, train_s, degree).now_s for degree in range(9)]
+    times = [simulate(collect_s, train_s, degree, rounds=100).now_s for degree in range(9)]
     return next(degree for degree, time_s in enumerate(times) if time_s <= 1.03 * min(times))
 
 

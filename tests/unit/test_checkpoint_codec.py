@@ -67,7 +67,7 @@ def through_disk(tree: object, path: Path) -> object:
 
 
 @given(tree=trees)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_tree_comes_back_bit_for_bit(tree: object, tmp_path_factory: pytest.TempPathFactory) -> None:
     assert same(through_disk(tree, tmp_path_factory.getbasetemp()), tree)
 

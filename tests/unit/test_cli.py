@@ -65,6 +65,7 @@ class FakeResult:
     stopped: bool = False
     save_error: str = ""
     has_evaluator: bool = True
+    has_envs: bool = True
 
 
 class Calls:
@@ -195,6 +196,7 @@ def test_summary_of_a_run_without_an_evaluator_names_no_command_that_evaluates()
     rows = summary_rows(FakeResult(has_evaluator=False, eval_return=None))  # type: ignore[arg-type]
     assert {"eval", "play", "replay"} & rows.keys() == {"play", "replay"}
     assert summary_rows(FakeResult())["eval"] == "offbeat eval 'runs/my pole'"  # type: ignore[arg-type]
+    assert "play" not in summary_rows(FakeResult(has_envs=False))  # type: ignore[arg-type]
 
 
 def test_summary_of_a_run_that_measured_nothing() -> None:
@@ -520,6 +522,13 @@ def test_check_plans_ranks_where_there_can_be_some(capfd: pytest.CaptureFixture[
 # ---------------------------------------------------------------- doctor
 
 
+@pytest.fixture
+def brief_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the doctor ask a process about torch that does not import it, and measure for a moment."""
+    monkeypatch.setattr(doctor_module, "_TORCH_PROBE", "print('2.13', 1, False)")
+    monkeypatch.setattr(doctor_module, "_MEASURE_S", 0.02)
+
+
 def test_doctor_looks_at_the_machine_and_an_environment(capfd: pytest.CaptureFixture[str]) -> None:
     assert run("doctor", "--env", "CartPole-v1", "--json") == 0
     findings = {one["name"]: one for one in json.loads(capfd.readouterr().out)["findings"]}
@@ -529,6 +538,7 @@ def test_doctor_looks_at_the_machine_and_an_environment(capfd: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("env_id", ["offbeat/AliceAndBob-v0", "tests.unit.test_teams_loop:Leaving"])
+@pytest.mark.usefixtures("brief_doctor")
 def test_doctor_measures_teams(env_id: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert run("doctor", "--env", env_id, "--json") == 0
     findings = {row["name"]: row for row in json.loads(capfd.readouterr().out)["findings"]}
@@ -536,6 +546,7 @@ def test_doctor_measures_teams(env_id: str, capfd: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("env_id", ["tests.unit.test_cli:Path", "CartPool-v1"])
+@pytest.mark.usefixtures("brief_doctor")
 def test_doctor_refuses_what_is_no_environment_as_train_does(
     env_id: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -543,6 +554,7 @@ def test_doctor_refuses_what_is_no_environment_as_train_does(
     assert env_id in capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("brief_doctor")
 def test_doctor_names_packages_and_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -632,7 +644,7 @@ def test_public_names_are_fixed() -> None:
     assert sorted(offbeat.__all__) == [
         "Batch", "Callback", "PerWorker", "Pipeline", "PlayResult", "Result", "Segment", "SyncRun", "Ticket",
         "__version__", "digest", "env_factory", "evaluate", "load_config", "play", "register", "replay_run",
-        "resume", "train",
+        "resume", "token_loss", "train",
     ]  # fmt: skip
     assert set(offbeat.__all__) <= set(dir(offbeat))
 

@@ -135,13 +135,13 @@ def test_stones_fall_on_what_lies_in_the_column() -> None:
     assert game.stones == [bits([(0, 3), (2, 3), (4, 3)]), bits([(1, 3), (3, 3), (5, 3)])]
 
 
-def test_thousands_of_random_games_go_as_in_the_reference() -> None:
+def test_hundreds_of_random_games_go_as_in_the_reference() -> None:
     rng = np.random.default_rng(1)
     env = Connect4VectorEnv(LANES)
     obs, infos = env.reset(seed=0)
     slow, plain = [SlowGame() for _ in range(LANES)], [rules.Game() for _ in range(LANES)]
     ended, results = np.zeros(LANES, np.bool_), {"X": 0, "O": 0, "": 0}
-    while sum(results.values()) < 2000:
+    while sum(results.values()) < 500:
         actions = random_columns(infos["action_mask"], rng)
         obs, rewards, terminated, truncated, infos = env.step(actions)
         assert not truncated.any() and not infos["illegal"].any()

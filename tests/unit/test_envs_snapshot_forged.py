@@ -22,6 +22,13 @@ from offbeat.envs import snapshot
 from offbeat.errors import EnvError
 
 
+@pytest.fixture(scope="module", autouse=True)
+def only_what_is_new_is_collected() -> None:
+    """Each test collects garbage, which takes half a second where everything has been imported."""
+    gc.collect()
+    gc.freeze()
+
+
 class Colour(enum.Enum):
     RED = 1
     BLUE = 2
@@ -335,7 +342,7 @@ class Calls:
                 self.strange.add(f"{module}:{argument.__qualname__}")
 
 
-@pytest.mark.parametrize("num_trees", [150, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_trees", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_random_states_call_nothing_outside_the_allow_list(num_trees: int, record_property: Any) -> None:
     trees, num_restored = Trees(0), 0
     warm = made()
@@ -353,7 +360,8 @@ def test_random_states_call_nothing_outside_the_allow_list(num_trees: int, recor
                 env.unwrapped.__dict__.clear()
         num_restored += 1
     assert not seen.strange, sorted(seen.strange)
-    assert num_restored > 10, "some trees are harmless, so the others are not refused for their form alone"
+    is_restored = num_restored > num_trees // 50
+    assert is_restored, "some trees are harmless, so the others are not refused for their form alone"
     record_property("trees", num_trees)
     record_property("calls", seen.count)
     print(f"{num_trees} states, {num_restored} of them restored, {seen.count} calls, none outside the list")

@@ -13,10 +13,12 @@ import pytest
 from torch import Tensor
 
 import offbeat
+from offbeat.algorithms.grpo import learner as learner_module
 from offbeat.algorithms.grpo.config import GRPOConfig
 from offbeat.algorithms.grpo.learner import GRPOLearner
 from offbeat.algorithms.grpo.losses import LOSSES
 from offbeat.algorithms.grpo.samples import Samples
+from offbeat.config.plan import plan
 from offbeat.errors import ConfigError
 from offbeat.llm.shape import Shape
 from offbeat.llm.tasks import make_task
@@ -141,11 +143,20 @@ def test_responses_without_reward_are_as_if_they_were_not_there() -> None:
         assert equal(weights_after([kept], loss=loss), weights_after([with_failed], loss=loss))
 
 
-def test_round_without_anything_to_train_leaves_the_weights() -> None:
-    made = learner(num_minibatches=2)
-    found = round_of(made, [segment(0, [float("nan"), 1.0]), segment(1, [float("inf"), float("nan")])])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"loss": "ppo"},
+        {"kl": {"coef": 0.1, "place": "reward"}},
+        {"correction": {"proximal": "round_start"}, "norm_adv": "batch"},
+    ],
+)
+def test_round_without_anything_to_train_leaves_the_weights(settings: dict[str, Any]) -> None:
+    made = learner(num_minibatches=2, **settings)
+    found = round_of(made, [segment(0, [float("nan")] * 2), segment(1, [float("inf"), float("nan")])])
     assert found["learn/gradient_steps"] == 0.0
-    assert all(np.isfinite(one) for one in found.values())
+    assert all(np.isfinite(one) for name, one in found.items() if name != "learn/explained_variance")
     assert equal(made.weights(), learner().weights())
 
 
@@ -160,6 +171,27 @@ def test_truncated_responses_are_in_the_baseline_and_not_in_the_loss() -> None:
     assert samples.own["advantages"] == pytest.approx(expected, abs=1e-6)
     (trained,) = samples.minibatches()
     assert trained.tolist() == [0, 2]
+
+
+def test_a_learner_is_warmed_up_once_and_not_before_a_saved_state_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    warmed = list[int]()
+    monkeypatch.setattr(learner_module, "warm_up", lambda model, task, config, seed: warmed.append(seed))
+    made = GRPOLearner(GRPOConfig(), TASK, SHAPE, seed=7)
+    early = copy.deepcopy(made.state_dict())
+    assert warmed == []
+    made.weights()
+    made.weights()
+    assert warmed == [7]
+    continued = GRPOLearner(GRPOConfig(), TASK, SHAPE, seed=8)
+    continued.state_dict()
+    continued.load_state_dict(copy.deepcopy(made.state_dict()))
+    continued.weights()
+    assert warmed == [7]
+    continued.load_state_dict(early)
+    continued.weights()
+    assert warmed == [7, 8]
 
 
 def test_reference_is_what_the_warm_up_made_or_a_folder(tmp_path: Any) -> None:
@@ -266,6 +298,12 @@ def test_settings_that_contradict_each_other_are_refused(
     with pytest.raises(ConfigError, match=words) as error:
         offbeat.load_config("arithmetic-grpo", changes)
     assert f"algorithm.{key}" in str(error.value)
+
+
+def test_plan_says_how_many_problems_are_evaluated() -> None:
+    config = offbeat.load_config("calculator-grpo", {"eval.at_start": True})
+    told = "at the start, every 50 rounds (training pauses for it) and at the end: 500 held-out problems"
+    assert plan(config)["evaluation"] == told
 
 
 def test_plan_says_how_many_steps_old_a_token_may_be() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import threading
@@ -74,11 +75,13 @@ def test_one_that_raises_says_what() -> None:
     calls.call("async", wrong, limit_s=10.0)
     calls.call("plain", lambda: 1 / 0, limit_s=10.0)
     calls.call("exit", exit, limit_s=10.0)
-    found = taken(calls, 3)
+    calls.call("arguments", doubled, limit_s=10.0)
+    found = taken(calls, 4)
     assert found["async"].error == "ValueError: no such word"
     assert found["plain"].error == "ZeroDivisionError: division by zero"
     assert "in wrong" in found["async"].details
     assert found["exit"].error.startswith("SystemExit")
+    assert "missing 1 required positional argument" in found["arguments"].error
     calls.close()
 
 
@@ -120,6 +123,90 @@ def test_a_coroutine_that_blocks_the_loop_is_noticed(monkeypatch: pytest.MonkeyP
     found = taken(calls, 2)
     assert (found["after"].value, found["thread"].error) == (8, TIMEOUT)
     release.set()
+    calls.close()
+
+
+def test_a_blocked_loop_costs_no_call_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither those that wait for a thread, nor coroutines of the new loop when one in a thread hangs."""
+    monkeypatch.setattr(module, "_GRACE_S", 0.05)
+    calls, release, come = Calls(lambda: None, threads=1), threading.Event(), threading.Event()
+
+    async def blocks() -> None:
+        release.wait()
+
+    calls.call("blocks", blocks, limit_s=0.05)
+    calls.call("hangs", come.wait, limit_s=0.5)  # its limit is watched by the blocked loop
+    calls.call("waits for a thread", lambda: "here", limit_s=10.0)
+    assert taken(calls, 1)["blocks"].error == TIMEOUT
+    calls.call("sleeps", asyncio.sleep, 1.0, "well", limit_s=10.0)
+    found = taken(calls, 3)
+    assert found["hangs"].error == TIMEOUT
+    assert (found["waits for a thread"].value, found["sleeps"].value) == ("here", "well")
+    release.set()
+    come.set()
+    calls.close()
+
+
+def test_loops_that_are_blocked_count_as_threads_that_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_GRACE_S", 0.02)
+    monkeypatch.setattr(module, "_MOST_HANGING", 3)
+    calls, release = Calls(lambda: None), threading.Event()
+
+    async def blocks() -> None:
+        release.wait()
+
+    for number in range(2):
+        calls.call(number, blocks, limit_s=0.01)
+        taken(calls, 1)
+    calls.call("third", blocks, limit_s=0.01)
+    with pytest.raises(TaskError, match=r"3 threads hang in .*calls that block"):
+        taken(calls, 1)
+    release.set()
+    calls.close()
+
+
+@pytest.mark.parametrize("pause_s", [3.0, 100.0])
+def test_time_in_which_nobody_looked_blocks_no_loop(pause_s: float) -> None:
+    """What has ended and was not taken is not late, and a suspended process gives its loop time first."""
+    now = [0.0]
+    calls = Calls(lambda: None, clock=lambda: now[0])
+    calls.call("quick", doubled, 1, limit_s=1.0)
+    calls.call("slow", asyncio.sleep, 0.3, "well", limit_s=2.0 * LIMIT_S if pause_s < 5.0 else 1.0)
+    time.sleep(0.05)
+    now[0] += pause_s
+    found = taken(calls, 2)
+    assert (found["quick"].value, found["slow"].value) == (2, "well")
+    calls.close()
+
+
+def test_an_ended_call_that_is_forgotten_costs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_HANGING", 3)
+    woken = threading.Event()
+    calls = Calls(woken.set, threads=1)
+    for number in range(60):
+        woken.clear()
+        calls.call(number, lambda: "here", limit_s=10.0)
+        assert woken.wait(LIMIT_S)
+        calls.forget(number)
+        assert calls.take() == []
+    calls.close()
+
+
+def test_the_limit_runs_again_when_a_coroutine_gives_a_question_up() -> None:
+    calls = Calls(lambda: None)
+
+    async def impatient() -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(calls.ask("talk", "first"), 0.01)
+        await asyncio.sleep(60.0)
+
+    calls.call("talk", impatient, limit_s=0.1)
+    give_up_s, found = time.monotonic() + LIMIT_S, list[Any]()
+    while len(found) < 2:
+        assert time.monotonic() < give_up_s
+        found += calls.take()
+        time.sleep(0.002)
+    assert found[1].error == TIMEOUT
     calls.close()
 
 

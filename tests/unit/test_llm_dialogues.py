@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 
@@ -76,6 +77,29 @@ def test_what_a_response_is_does_not_depend_on_time_slots_or_the_kind_of_task() 
             assert one.whole.tokens.tolist() == expected[name].whole.tokens.tolist()
             assert one.whole.log_probs.tobytes() == expected[name].whole.log_probs.tobytes()
             assert one.end == expected[name].end
+
+
+class Impatient(Episodes):
+    """Asks what is refused, and does not wait for the refusal."""
+
+    async def episode(self, chat: Chat, problem: Problem) -> float:
+        await chat.generate()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(chat.generate(), 0.01)
+        return 1.0
+
+
+def test_an_episode_that_has_failed_and_returns_all_the_same_is_over_once() -> None:
+    desk = Desk(Impatient())
+    desk.begin(2)
+    found = dict[tuple[int, int], float]()
+    give_up_s = time.monotonic() + 30.0
+    while len(found) < 8:
+        assert time.monotonic() < give_up_s
+        found |= {one.name: one.reward for one in desk.dialogues.step()}
+        if not desk.dialogues.is_busy:
+            time.sleep(0.05)  # question and end come together
+    assert all(map(math.isnan, found.values()))
 
 
 def raises(problem: Problem, response: str) -> float:

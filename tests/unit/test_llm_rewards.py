@@ -11,13 +11,10 @@ import numpy as np
 import pytest
 
 import offbeat
-from offbeat.algorithms.grpo.config import GRPOConfig
-from offbeat.algorithms.grpo.learner import Samples
 from offbeat.errors import ConfigError
 from offbeat.llm.rewards import named_reward, task_reward
 from offbeat.llm.tasks import Dialogue, Problem, Turn, check_expert, make_task
 from offbeat.llm.tasks.latency import Latency
-from offbeat.types import Segment, Ticket
 from tests.unit.talk_fakes import Letters, Talks
 
 FAKES = "tests.unit.reward_fakes"
@@ -176,28 +173,3 @@ def test_latency_changes_no_answer(name: str) -> None:
     now = getattr(quick, method)(*arguments[: 1 if name == "calculator" else 2])
     assert later == now
     assert (quick.is_quick, slow.is_quick) == (True, False)  # type: ignore[attr-defined]
-
-
-# ---------------------------------------------------------------- what is trained
-
-
-def test_a_response_without_a_reward_is_left_out_of_baseline_and_denominator() -> None:
-    def segment(rewards: list[float], sizes: list[int]) -> Segment:
-        count = sum(sizes)
-        data = {
-            "prompt": np.array([3, 4], np.int32),
-            "sizes": np.array(sizes),
-            "tokens": np.arange(count, dtype=np.int32),
-            "log_probs": np.full(count, -1.0, np.float32),
-            "is_own": np.ones(count, np.bool_),
-            "rewards": np.array(rewards),
-        }
-        return Segment(Ticket(0, 0, 0, 0, 0), data, np.zeros(count, np.int64))
-
-    whole = Samples([segment([1.0, math.nan, 0.0, 1.0], [2, 3, 1, 2])], GRPOConfig())
-    without = Samples([segment([1.0, 0.0, 1.0], [2, 1, 2])], GRPOConfig())
-    assert whole.num_own == without.num_own == 5
-    assert whole.lengths == without.lengths
-    for one, other in zip(whole.advantages, without.advantages, strict=True):
-        assert one.tolist() == other.tolist()
-    assert [one[2:].tolist() for one in whole.tokens] == [[0, 1], [5], [6, 7]]

@@ -293,7 +293,7 @@ def test_characters_are_saved_and_loaded(tmp_path: Path) -> None:
 
 
 def test_folders_without_a_tokenizer_have_a_sentence(byte_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no tokenizer; it needs tokenizer.json, or characters.json"):
+    with pytest.raises(ConfigError, match=r"has no tokenizer; it needs tokenizer.json, characters.json"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.model").touch()
     with pytest.raises(

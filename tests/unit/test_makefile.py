@@ -1,7 +1,8 @@
-"""What `make install` shows while it waits."""
+"""What `make install` shows while it waits, and how `make test` divides the tests."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -9,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import group_of
 
 ROOT = Path(__file__).parents[2]
 PYTHON = """#!/bin/sh
@@ -45,3 +48,30 @@ def test_an_installation_that_fails_is_not_taken_for_one(tmp_path: Path) -> None
     done = install(tmp_path / "venv", 7)
     assert done.returncode == 2 and "Error 7" in done.stderr
     assert "3 of 3" not in done.stdout and not (tmp_path / "venv" / ".installed").exists()
+
+
+@pytest.mark.parametrize("which", range(8))
+def test_tests_of_a_file_run_in_one_process(which: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    worker, base = os.environ.get("PYTEST_XDIST_WORKER", ""), tmp_path_factory.getbasetemp()
+    first = (base.parent if worker else base) / "worker_of_this_file"
+    if not first.exists():
+        first.write_text(worker)
+    assert first.read_text() == worker
+
+
+@pytest.mark.parametrize(
+    ("nodeid", "group"),
+    [
+        ("tests/chaos/test_ray.py::test_a", "ray"),
+        ("tests/integration/test_ray_wide.py::test_a[ray]", "ray"),
+        ("tests/integration/test_members.py::test_a[ray]", "ray"),
+        ("tests/integration/test_muzero.py::test_ray_reaches_the_same_weights", "ray"),
+        ("tests/net/test_net.py::test_run_on_ray_is_the_same[cartpole-ppo]", "ray"),
+        ("tests/net/test_net.py::test_a[ppo-per-ray]", "tests/net/test_net.py::test_a[ppo-per-ray]"),
+        ("tests/integration/test_docs.py::test_a[ray.md]", "tests/integration/test_docs.py"),
+        ("tests/integration/test_runs.py::test_arrays[x]", "tests/integration/test_runs.py"),
+        ("tests/unit/test_config.py::test_ray", "tests/unit/test_config.py"),
+    ],
+)
+def test_tests_of_a_file_stay_together_and_so_do_those_of_ray(nodeid: str, group: str) -> None:
+    assert group_of(nodeid) == group

@@ -1,6 +1,7 @@
 import io
 import itertools
 import math
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -320,6 +321,25 @@ def test_a_display_is_there_before_the_run_has_started(kind: str, monkeypatch: p
     console.refresh(lambda: "collecting")
     assert "collecting" in stream.getvalue()[len(shown) :]
     console.close()
+    console.close()
+
+
+@pytest.mark.parametrize("kind", ["plain", "rich"])
+def test_a_start_that_lasts_shows_what_the_learner_reports(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream, clock, steps = Terminal(), Clock(), itertools.count(1)
+    console = make_console(kind, SUMMARY, stream=stream, clock=clock)
+    console.open(phase=lambda: f"starting: warm-up step {next(steps)}")
+    for _ in range(1000):
+        clock.now_s += 2.5
+        time.sleep(0.01)
+        if re.search(r"starting: warm-up step \d+.*0:2\d", stream.getvalue()):
+            break
+    else:
+        pytest.fail("the display did not say how far the learner is, and since when the run starts")
     console.close()
 
 

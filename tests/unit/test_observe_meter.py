@@ -4,6 +4,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from offbeat.config.settings import Settings
 from offbeat.observe import Meter
 from offbeat.pacing.events import (
     CollectorDown,
+    DialTurned,
     EvalDone,
     Event,
     Issued,
@@ -34,7 +36,7 @@ from offbeat.pacing.events import (
 from offbeat.pacing.ledger import Counts
 from offbeat.run.collectors import Collectors
 from offbeat.run.waits import Waits
-from offbeat.types import Batch, Episodes, Metrics, Segment, StateTree, Ticket
+from offbeat.types import Batch, Episodes, Metrics, Piece, Segment, Span, StateTree, Ticket
 
 NAMES = {
     *("pace/off_policy_degree", "pace/collect_count", "pace/train_count", "pace/lag"),
@@ -539,6 +541,21 @@ def test_counters_survive_a_checkpoint() -> None:
     resumed.issue(3, 512.0)
     assert resumed.train(513.0, 514.0, waiting)["queue/bytes"] == 0
     assert resumed.meter.metrics["time/round_s"] == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("dial", "turned", "told"), [(0, None, True), (2, None, False), (2, 0, True)])
+def test_a_limit_of_time_is_told_where_k_was_chosen_as_zero(
+    dial: int, turned: int | None, told: bool
+) -> None:
+    """A dial that is still opening is at 0, too, and such a run comes to other weights in any case."""
+    run = Run(dial=dial)
+    run.pace.degree = 0
+    if turned is not None:
+        run.tell(DialTurned(turned), 0.0)
+    late = Piece((Span(0, 5),), "timeout")
+    run.arrive(replace(segment(0), pieces=(late,)), 0.5)
+    metrics = run.train(0.0, 1.0)
+    assert ("pace/lockstep_until" in metrics) == told
 
 
 def test_segments_that_were_not_restored_leave_the_queue() -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from offbeat.pacing import AUTO, Coordinator, PaceConfig
-from offbeat.pacing.actions import Action, Checkpoint, Evaluate, Finish, Publish, Train
+from offbeat.pacing.actions import Action, Checkpoint, Evaluate, Finish, Issue, Publish, Train
 from offbeat.pacing.events import (
     CollectorDown,
     CollectorUp,
@@ -417,6 +417,18 @@ def test_a_complete_run_resumes_to_its_end() -> None:
     after = resumed(before)
     assert after.start(0.0) == [Evaluate(1, blocking=True)]
     assert step(after, EvalDone(1), 0.0) == [Finish("all rounds trained")]
+
+
+@pytest.mark.parametrize("async_eval", [False, True])
+def test_the_first_weights_are_evaluated_once_before_the_first_round(async_eval: bool) -> None:
+    config = PaceConfig(rounds=2, segments_per_round=1, eval_at_start=True, async_eval=async_eval)
+    coordinator = Coordinator(config)
+    assert coordinator.start(0.0) == [Publish(0), Evaluate(0, blocking=not async_eval)]
+    step(coordinator, CollectorUp(0), 0.0)
+    issued = [step(coordinator, event, 0.0) for event in (Published(0), EvalDone(0))]
+    assert [bool(of_type(actions, Issue)) for actions in issued] == [async_eval, not async_eval]
+    after = resumed(coordinator)
+    assert not of_type(after.start(0.0), Evaluate)
 
 
 @pytest.mark.parametrize("at_end", [False, True])

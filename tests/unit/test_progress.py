@@ -30,8 +30,9 @@ from offbeat.run.waits import Wait, Waits
 from offbeat.runtime import worker
 from offbeat.runtime.base import keep_progress
 from offbeat.runtime.inline import InlineRuntime
-from offbeat.runtime.learning import LearnerExecutor
+from offbeat.runtime.learning import LearnerExecutor, LocalRuntime
 from offbeat.runtime.spec import Assignment
+from offbeat.runtime.threads import ThreadRuntime
 from offbeat.types import Batch, Metrics, Segment
 
 
@@ -128,6 +129,27 @@ def test_a_runtime_keeps_the_reports_of_learner_and_evaluator() -> None:
     assert runtime.progress == {}
     assert len(events) == 1
     assert len(runtime.wait(0.0)) == 1
+
+
+@pytest.mark.parametrize("runtime", [InlineRuntime, ThreadRuntime])
+def test_what_a_learner_does_before_the_first_round_is_reported(runtime: type[LocalRuntime]) -> None:
+    """From its start on: the display asks from a thread of its own while the learner is made."""
+    role = Reporter()
+    role.runtime = runtime()
+    assert role.runtime.progress == {}
+
+    def weights() -> Any:
+        report_progress("warm-up step 25")
+        role.seen.append(dict(role.runtime.progress))
+        return {}
+
+    role.weights = weights  # type: ignore[method-assign]
+    role.runtime._spec = SimpleNamespace(make_learner=lambda state: role, saves=True)
+    role.state_dict = dict  # type: ignore[method-assign]
+    role.runtime._make_learner(None)
+    role.runtime._executor.publish(0)
+    assert role.seen == 2 * [{"learner": "warm-up step 25"}]
+    assert role.runtime.progress == {}
 
 
 def test_an_evaluator_process_reports_at_most_ten_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from offbeat.types import Batch, Segment, Ticket
 from tests.unit.run_fakes import FakeRun, FakeRuntime
 
 SOURCE = str(Path(offbeat.__file__).parent)
-FEW, MANY = 100, 5_000
+FEW, MANY = 100, 2_000
 TOLERANCE = 1.1
 AT_ONCE = 4
 

@@ -289,6 +289,21 @@ def test_numbers_that_are_not_finite_are_refused(backend, kind, bad):
             trees.expand(good, good, [[0.0, 0.0], [0.0, bad]])
 
 
+@pytest.mark.parametrize("kind", ["puct", "gumbel"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_actions_without_a_logit_are_not_tried_below_the_root(kind, backend):
+    """The first action scores and nothing behind it does: what was not tried there looks better."""
+    legal = np.array([False, True])
+
+    def step(parents, actions, node):
+        return np.where(parents == 0, 1.0, 0.0), np.zeros(2), np.where(legal, [[0.0, 0.0]] * 2, -np.inf)
+
+    trees = make_trees(SearchConfig(kind, 30, 0.97), 2, 2, backend)
+    search(step, trees, [[0.0, -np.inf]] * 2, np.zeros(2), seeds=[0, 1])
+    assert trees.visits[:, 1:].sum() > 0
+    assert not trees.visits[:, 1:, ~legal].any()
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_tree_without_legal_actions_is_refused(backend):
     trees = make_trees(SearchConfig("puct", 1, 1.0), 2, 2, backend)

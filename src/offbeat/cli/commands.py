@@ -23,7 +23,11 @@ def run(verbs: Mapping[str, str], arguments: Sequence[str] | None, child: ChildC
     app.callback()(_about)
     for name, place in verbs.items():
         module, _, function = place.partition(":")
-        app.command(name)(getattr(importlib.import_module(module), function))
+        verb = getattr(importlib.import_module(module), function)
+        if isinstance(verb, typer.Typer):
+            app.add_typer(verb, name=name)
+        else:
+            app.command(name)(verb)
     group = get_group(app)
     given = with_settings(group, sys.argv[1:] if arguments is None else arguments)
     group(args=given, prog_name="offbeat", obj=child)

@@ -21,6 +21,7 @@ VERBS: Mapping[str, str] = {
     "check": "offbeat.cli.check:check",
     "generate": "offbeat.cli.generate:generate",
     "convert": "offbeat.cli.convert:convert",
+    "text": "offbeat.cli.text:text",
     "list": "offbeat.cli.listing:list_all",
     "digest": "offbeat.cli.digest:digest",
     "doctor": "offbeat.cli.doctor:doctor",

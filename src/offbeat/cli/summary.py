@@ -74,8 +74,8 @@ def summary_rows(result: Result) -> dict[str, str]:
         return rows
     run = shlex.quote(str(result.run_dir))
     rows["resume"] = _resume_command(result)
-    verbs = ("eval", "play", "replay") if result.has_evaluator else ("play", "replay")
-    return rows | {verb: f"offbeat {verb} {run}" for verb in verbs}
+    verbs = {"eval": result.has_evaluator, "play": result.has_envs, "replay": True}
+    return rows | {verb: f"offbeat {verb} {run}" for verb, is_there in verbs.items() if is_there}
 
 
 def _lockstep(result: Result) -> dict[str, str]:

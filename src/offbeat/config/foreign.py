@@ -127,6 +127,7 @@ FOREIGN: Mapping[str, tuple[str, ...]] = {
     "bypass_mode": ("algorithm.correction.proximal: behaviour (bypass), or round_start",),
     "use_decoupled_loss": ("algorithm.correction.proximal: round_start",),
     "behave_imp_weight_cap": ("algorithm.correction.weight_cap",),
+    "val_before_train": ("eval.at_start",),
     "num_generations": ("algorithm.group_size",),
     "num_iterations": ("algorithm.num_epochs",),
     "max_completion_length": ("algorithm.max_new_tokens",),

@@ -650,6 +650,7 @@ class EvalConfig(Section):
         " draws them in training is evaluated deterministically: both returns are reported, since they can"
         " differ greatly. Null: as many as episodes; 0: none.",
     )
+    at_start: bool = Field(default=False, description="Evaluate version 0, before the first round.")
     at_end: bool = Field(default=True, description="Evaluate the last weights when the run ends.")
     timeout_s: float = Field(
         default=600.0,

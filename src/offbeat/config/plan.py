@@ -182,13 +182,16 @@ def _learner(config: RunConfig) -> str:
 
 def _evaluation(config: RunConfig) -> str:
     evaluation = config.eval
-    if evaluation.interval_rounds is None and not evaluation.at_end:
+    interval = evaluation.interval_rounds
+    if interval is None and not (evaluation.at_start or evaluation.at_end):
         return "never"
     how = "beside training" if config.async_training.enable_async_eval else "training pauses for it"
-    times = (
-        [f"every {_count(evaluation.interval_rounds, 'round')} ({how})"] if evaluation.interval_rounds else []
-    )
+    early = ["at the start"] if evaluation.at_start else []
+    early += [f"every {_count(interval, 'round')}"] if interval else []
+    times = [f"{', '.join(early)} ({how})"] if early else []
     times += ["at the end"] if evaluation.at_end else []
+    if not config.algorithm.has_envs:
+        return f"{' and '.join(times)}: {_count(evaluation.episodes, 'held-out problem')}"
     envs = min(evaluation.num_envs, evaluation.episodes)
     return f"{' and '.join(times)}: {_count(evaluation.episodes, 'episode')} in {_count(envs, 'environment')}"
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         load_tokenizer,
         text_after,
     )
+    from offbeat.llm.words import WordTokenizer
 
 __all__ = [
     "Backend",
@@ -43,6 +44,7 @@ __all__ = [
     "Stream",
     "Tokenizer",
     "TransformersBackend",
+    "WordTokenizer",
     "check_fits",
     "config_of",
     "load_tokenizer",
@@ -68,6 +70,7 @@ _HOMES = {
     "Stream": "offbeat.llm.tokens",
     "Tokenizer": "offbeat.llm.tokens",
     "TransformersBackend": "offbeat.llm.reference",
+    "WordTokenizer": "offbeat.llm.words",
     "check_fits": "offbeat.llm.tokens",
     "config_of": "offbeat.llm.shape",
     "load_tokenizer": "offbeat.llm.tokens",

@@ -21,6 +21,8 @@ _MOST_HANGING = 64
 """So many threads may hang at once before the run ends."""
 _GRACE_S = 1.0
 """A loop that is so late with a limit is blocked."""
+_SUSPENDED_S = 5.0
+"""After so long without a look this process may have been suspended, and the loop has to catch up first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,10 @@ class Question:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A call under way. ``is_over``: it has ended, was given up or forgotten; what comes later is nothing."""
+    """A call under way. ``is_over``: it has ended, was given up or forgotten; what comes later is nothing.
+
+    ``thread`` is the one that it holds, also after it was given up; ``is_in_loop``: a coroutine.
+    """
 
     key: Hashable
     function: Callable[..., Any]
@@ -54,6 +59,7 @@ class _Call:
     timer: asyncio.TimerHandle | None = None
     task: asyncio.Task[Any] | None = None
     thread: threading.Thread | None = None
+    is_in_loop: bool = False
     is_over: bool = False
 
 
@@ -65,7 +71,6 @@ class _Shared:
         self.lock = threading.Lock()
         self.results: deque[Outcome | Question] = deque()
         self.jobs: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self.abandoned: set[threading.Thread] = set()
         self.loop: asyncio.AbstractEventLoop | None = None
 
     def post(self, result: Outcome | Question) -> None:
@@ -82,12 +87,14 @@ class _Shared:
             call.thread = None if call.is_over else thread
             return not call.is_over
 
-    def end(self, call: _Call, outcome: Outcome) -> bool:
-        """End a call, once; return False if it was over."""
+    def end(self, call: _Call, outcome: Outcome, *, holds_thread: bool = False) -> bool:
+        """End a call, once; return False if it was over. ``holds_thread``: its thread has not come back."""
         with self.lock:
             if call.is_over:
                 return False
             call.is_over = True
+            if not holds_thread:
+                call.thread = None
         self.post(outcome)
         return True
 
@@ -124,6 +131,8 @@ class Calls:
         self._open: dict[Hashable, _Call] = {}
         self._looked_s = clock()
         self._finalizers: list[Any] = []
+        self._loop_thread: threading.Thread | None = None
+        self._abandoned: set[threading.Thread] = set()
 
     @property
     def num_open(self) -> int:
@@ -152,9 +161,7 @@ class Calls:
             if result.key not in self._open:
                 continue
             if isinstance(result, Outcome):
-                call = self._open.pop(result.key)
-                if result.error == TIMEOUT:
-                    self._replace_thread(call)
+                self._replace_thread(self._open.pop(result.key))
             taken.append(result)
         return taken
 
@@ -172,9 +179,10 @@ class Calls:
         call.deadline_s = float("inf")  # no time of its own passes
         future = loop.create_future()
         self._shared.post(Question(key, value, future))
-        answer = await future
-        self._arm(call, loop)
-        return answer
+        try:
+            return await future
+        finally:
+            self._arm(call, loop)
 
     def close(self) -> None:
         """End the threads; those that hang end with the process."""
@@ -188,6 +196,7 @@ class Calls:
         if self._shared.loop is None:
             self._start_loop()
         if is_async:
+            call.is_in_loop = True
             self._shared.soon(self._begin, call)
             return
         self._start_threads()
@@ -196,6 +205,7 @@ class Calls:
     def _start_loop(self) -> None:
         loop = self._shared.loop = asyncio.new_event_loop()
         thread = threading.Thread(target=_run_loop, args=(loop,), name="calls", daemon=True)
+        self._loop_thread = thread
         thread.start()
         self._finalizers.append(weakref.finalize(self, _stop_loop, loop))
 
@@ -203,28 +213,35 @@ class Calls:
         loop = asyncio.get_running_loop()
         if not call.is_over:
             self._arm(call, loop)
-            awaitable = call.function(*call.arguments)
-            call.task = loop.create_task(_await(self._shared, call, awaitable))
+            call.task = loop.create_task(_await(self._shared, call, _called(call)))
 
     def _arm(self, call: _Call, loop: asyncio.AbstractEventLoop) -> None:
         call.deadline_s = self._clock() + call.limit_s
         call.timer = loop.call_later(call.limit_s, _expire, self._shared, call)
 
     def _look_at_loop(self) -> None:
-        """Replace a loop that a coroutine blocks: all that it runs is given up."""
+        """Give up what is late; a coroutine that is blocks its loop, which is replaced with all it runs."""
         now_s = self._clock()
-        if now_s - self._looked_s < _GRACE_S:
+        passed_s = now_s - self._looked_s
+        if passed_s < _GRACE_S:
             return
         self._looked_s = now_s
-        late = [call for call in self._open.values() if now_s > call.deadline_s + _GRACE_S]
-        if not late:
+        if passed_s > _SUSPENDED_S:
             return
-        blocked = [call for call in self._open.values() if call.thread is None]
-        self._start_loop()
-        for call in blocked:
-            self._shared.end(call, Outcome(call.key, None, TIMEOUT, "a coroutine blocks its loop"))
+        running = [call for call in self._open.values() if not call.is_over]
+        late = [call for call in running if now_s > call.deadline_s + _GRACE_S]
         for call in late:
-            self._shared.end(call, Outcome(call.key, None, TIMEOUT, _late(call)))
+            self._shared.end(call, Outcome(call.key, None, TIMEOUT, _late(call)), holds_thread=True)
+        if blocking := next((call for call in late if call.is_in_loop), None):
+            loop, thread = self._shared.loop, self._loop_thread
+            self._start_loop()
+            for call in running:
+                if call.is_in_loop:
+                    outcome = Outcome(call.key, None, TIMEOUT, "a coroutine blocks its loop")
+                    self._shared.end(call, outcome)
+            if loop is not None:
+                _stop_loop(loop)  # when it comes back
+            self._abandon(thread, blocking)
 
     # ------------------------------------------------------------ threads
 
@@ -238,18 +255,19 @@ class Calls:
 
     def _replace_thread(self, call: _Call) -> None:
         """Leave a thread that hangs alone."""
-        thread, abandoned = call.thread, self._shared.abandoned
-        if thread is None or thread not in self._threads:
-            return
-        self._threads.remove(thread)
-        abandoned.add(thread)
-        abandoned.intersection_update([one for one in abandoned if one.is_alive()])
-        if len(abandoned) >= _MOST_HANGING:
+        if call.thread in self._threads:
+            self._threads.remove(call.thread)
+            self._abandon(call.thread, call)
+            self._start_threads()
+
+    def _abandon(self, thread: threading.Thread | None, call: _Call) -> None:
+        """Count a thread that hangs; `TaskError` when there are too many."""
+        self._abandoned = {one for one in [*self._abandoned, thread] if one and one.is_alive()}
+        if (count := len(self._abandoned)) >= _MOST_HANGING:
             raise TaskError(
-                f"{len(abandoned)} threads hang in {call.function!r:.200}: have it end by itself within its "
-                "limit, or make it `async def`, which can be cancelled"
+                f"{count} threads hang in {call.function!r:.200}: have it end by itself within its "
+                "limit, or make it `async def` without calls that block, which can be cancelled"
             )
-        self._start_threads()
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -259,6 +277,10 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004
     )
+
+
+async def _called(call: _Call) -> Any:
+    return await call.function(*call.arguments)
 
 
 async def _await(shared: _Shared, call: _Call, awaitable: Awaitable[Any]) -> None:
@@ -285,7 +307,7 @@ def _late(call: _Call) -> str:
 
 
 def _expire(shared: _Shared, call: _Call) -> None:
-    shared.end(call, Outcome(call.key, None, TIMEOUT, _late(call)))
+    shared.end(call, Outcome(call.key, None, TIMEOUT, _late(call)), holds_thread=True)
     _cancel(call)
 
 
@@ -331,7 +353,7 @@ def _work(shared: _Shared, clock: Callable[[], float]) -> None:
         except BaseException as error:
             outcome = failed(call.key, error)
         if inspect.isawaitable(outcome.value):
-            call.thread = None
+            call.thread, call.is_in_loop = None, True
             shared.soon(_continue, shared, call, outcome.value)
             continue
         if not shared.end(call, outcome):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -49,11 +49,6 @@ class Conversation:
     def name(self) -> tuple[int, int]:
         """Key and sample."""
         return self.key, self.sample
-
-    @property
-    def is_over(self) -> bool:
-        """True when nothing more comes."""
-        return bool(self.end) and not self.waits
 
     @property
     def whole(self) -> Response:
@@ -144,8 +139,3 @@ def from_tree(key: int, sample: int, tree: Mapping[str, Any], version: int) -> t
 def _num_given(response: Response) -> int:
     """Number of texts in a response that the model has not made."""
     return int((np.diff(response.is_own.astype(np.int8), prepend=1) == -1).sum())
-
-
-def ended(response: Response, end: End) -> Response:
-    """Return a response that ended so."""
-    return replace(response, end=end)

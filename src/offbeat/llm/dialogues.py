@@ -324,7 +324,9 @@ class Dialogues:
 
     def _take(self, result: Outcome | Question) -> None:
         """Take what a call of the task has come to."""
-        one = self._open[result.key]  # type: ignore[index]
+        one = self._open.get(result.key)  # type: ignore[call-overload]
+        if one is None:  # what came before has ended it
+            return
         if isinstance(result, Question):
             self._asked(one, result)
             return

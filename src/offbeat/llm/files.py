@@ -35,6 +35,7 @@ TOKENIZER_FILES = (
     "merges.txt",
     "tokenizer.model",
     "characters.json",
+    "words.json",
 )
 _TOKENIZER_BYTES = 1 << 28
 _INDEX_BYTES = 1 << 26

@@ -148,6 +148,37 @@ class Scorer:
 
 def _score_batch(model: Decoder, batch: Sequence[_Asked], size: tuple[int, int, int]) -> list[Scores]:
     """Score prompts of one size: (prompt, number of labels, tokens of a label), all rounded up."""
+    found, counts = _feed(model, batch, size)
+    each = found.cpu().numpy().astype(np.float64)
+    sums = (each * (np.arange(size[2]) < counts[..., None])).sum(-1)
+    return [
+        Scores(sums[row, : len(own)], counts[row, : len(own)].copy()) for row, (_, own) in enumerate(batch)
+    ]
+
+
+def label_log_probs(
+    model: Decoder, prompts: Sequence[Sequence[int]], labels: Sequence[Sequence[Sequence[int]]]
+) -> tuple[Tensor, Tensor]:
+    """Return log-probs ``[B, L]`` of whole labels, with gradients, and their numbers of tokens ``[B, L]``.
+
+    Where a prompt has fewer than L labels both are 0. What a learner fits is what a `Scorer` computes.
+    """
+    batch = [(tuple(prompt), tuple(map(tuple, own))) for prompt, own in zip(prompts, labels, strict=True)]
+    size = (
+        max(len(prompt) for prompt, _ in batch),
+        max(len(own) for _, own in batch),
+        max(len(label) for _, own in batch for label in own),
+    )
+    found, counts = _feed(model, batch, size)
+    lengths = torch.from_numpy(counts).to(found.device)
+    is_token = torch.arange(size[2], device=found.device) < lengths[..., None]
+    return torch.where(is_token, found, 0.0).sum(-1), lengths
+
+
+def _feed(
+    model: Decoder, batch: Sequence[_Asked], size: tuple[int, int, int]
+) -> tuple[Tensor, NDArray[np.int64]]:
+    """Return log-probs ``[B, L, U]`` of labels' tokens, and the number of tokens of each label ``[B, L]``."""
     num_prompt, num_labels, num_tokens = size
     prompts = np.zeros((len(batch), num_prompt), np.int64)
     labels = np.zeros((len(batch), num_labels, num_tokens), np.int64)
@@ -165,11 +196,7 @@ def _score_batch(model: Decoder, batch: Sequence[_Asked], size: tuple[int, int, 
     first = _log_probs(model, last[:, None].expand(-1, num_labels, -1), label_ids[..., 0])
     behind = _feed_labels(model, label_ids, lengths, caches)
     later = _log_probs(model, behind[:, :, :-1], label_ids[..., 1:])
-    each = torch.cat([first[..., None], later], -1).cpu().numpy().astype(np.float64)
-    sums = (each * (np.arange(num_tokens) < counts[..., None])).sum(-1)
-    return [
-        Scores(sums[row, : len(own)], counts[row, : len(own)].copy()) for row, (_, own) in enumerate(batch)
-    ]
+    return torch.cat([first[..., None], later], -1), counts
 
 
 def _log_probs(model: Decoder, hidden: Tensor, tokens: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from offbeat.errors import ConfigError
 from offbeat.llm.chat import ChatTemplate, checked
 from offbeat.llm.shape import Shape
+from offbeat.llm.words import WORDS, WordTokenizer
 from offbeat.reading import DESCRIPTION_BYTES, parse_json, read_file
 
 Message = Mapping[str, str]
@@ -226,20 +227,22 @@ def text_after(tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int]) 
     return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(ids)
 
 
-def load_tokenizer(folder: Path) -> HubTokenizer | CharTokenizer:
+def load_tokenizer(folder: Path) -> HubTokenizer | CharTokenizer | WordTokenizer:
     """Return the tokenizer of a model's folder; ConfigError when there is none that can be read."""
     folder = Path(folder)
     if (folder / _TOKENIZER).exists():
         return _load_hub(folder)
     if (folder / CHARACTERS).exists():
         return CharTokenizer.load(folder)
+    if (folder / WORDS).exists():
+        return WordTokenizer.load(folder)
     if others := [name for name in ("tokenizer.model", "vocab.json") if (folder / name).exists()]:
         raise ConfigError(
             f"{folder} has {others[0]} but no {_TOKENIZER}; make one with transformers:"
             " AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
         )
     raise ConfigError(
-        f"{folder} has no tokenizer; it needs {_TOKENIZER}, or {CHARACTERS} for one id per character"
+        f"{folder} has no tokenizer; it needs {_TOKENIZER}, {CHARACTERS} for one id per character, or {WORDS}"
     )
 
 

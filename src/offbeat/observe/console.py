@@ -47,8 +47,8 @@ _CURVE_WIDTH = 24
 class Display(Callback):
     """A display of the run. This one shows nothing."""
 
-    def open(self, resumed_from: int | None = None) -> None:
-        """Show what is run, and until `on_start` that it starts: imports may take seconds."""
+    def open(self, resumed_from: int | None = None, phase: Callable[[], str] = lambda: _STARTING) -> None:
+        """Show what is run, and the ``phase`` until `on_start`: imports and warm-ups take time."""
 
     def refresh(self, phase: Callable[[], str]) -> None:
         """Show the phase of the run between rounds; called often, asks for the phase only when it is due."""
@@ -58,17 +58,17 @@ class Display(Callback):
 
 
 class _Starting:
-    """Refreshes a display from a thread of its own while the main one imports."""
+    """Refreshes a display from a thread of its own while the main one imports or warms up."""
 
-    def __init__(self, refresh: Callable[[Callable[[], str]], None]) -> None:
-        self._refresh = refresh
+    def __init__(self, refresh: Callable[[Callable[[], str]], None], phase: Callable[[], str]) -> None:
+        self._refresh, self._phase = refresh, phase
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="starting", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         while not self._is_over.wait(_REFRESH_S):
-            self._refresh(lambda: _STARTING)
+            self._refresh(self._phase)
 
     def end(self) -> None:
         """Stop refreshing."""
@@ -102,6 +102,11 @@ def preview(path: str | Path | None = None) -> str:
     if path is not None:
         Path(path).write_text(svg, encoding="utf-8")
     return svg
+
+
+def _is_same_phase(text: str, before: str) -> bool:
+    """Compare two phases without their reports of progress, which come behind a colon."""
+    return text.partition(": ")[0] == before.partition(": ")[0]
 
 
 def _is_terminal(stream: TextIO) -> bool:
@@ -143,10 +148,10 @@ class PlainConsole(Display):
         self._starting: _Starting | None = None
         self._is_open = False
 
-    def open(self, resumed_from: int | None = None) -> None:
+    def open(self, resumed_from: int | None = None, phase: Callable[[], str] = lambda: _STARTING) -> None:
         """Say what is run, and where it writes; until the start is over, say that it lasts."""
         self._introduce(resumed_from)
-        self._starting = _Starting(self.refresh)
+        self._starting = _Starting(self.refresh, phase)
 
     def _introduce(self, resumed_from: int | None) -> None:
         self._is_open = True
@@ -178,8 +183,9 @@ class PlainConsole(Display):
         if now_s < max(self._line_at_s + _SILENT_ROUNDS * self._interval_s, self._next_phase_s):
             return
         self._next_phase_s, text = now_s + _REFRESH_S, phase()
-        if text != self._phase:
-            self._phase, self._phase_since_s = text, self._line_at_s
+        if not _is_same_phase(text, self._phase):
+            self._phase_since_s = self._line_at_s
+        self._phase = text
         lasts_s = now_s - self._phase_since_s
         if text and now_s - self._line_at_s >= _PHASE_SHARE * lasts_s:
             self._say(f"{text}, {duration(lasts_s)} so far")
@@ -272,10 +278,10 @@ class RichConsole(Display):
         self._live: Live | None = None
         self._starting: _Starting | None = None
 
-    def open(self, resumed_from: int | None = None) -> None:
+    def open(self, resumed_from: int | None = None, phase: Callable[[], str] = lambda: _STARTING) -> None:
         """Open the display, and show until the start is over how long it lasts."""
         self._show(resumed_from)
-        self._starting = _Starting(self.refresh)
+        self._starting = _Starting(self.refresh, phase)
 
     def _show(self, resumed_from: int | None) -> None:
         from rich.live import Live
@@ -320,7 +326,7 @@ class RichConsole(Display):
 
     def _is_new_phase(self, now_s: float) -> bool:
         before, self._frame.phase = self._frame.phase, self._phase()
-        if self._frame.phase != before:
+        if not _is_same_phase(self._frame.phase, before):
             self._phase_since_s = now_s
         self._frame.phase_s = now_s - self._phase_since_s
         return self._frame.phase != before

@@ -24,6 +24,7 @@ from offbeat.pacing.events import (
     CollectorDown,
     CollectorLeft,
     CollectorUp,
+    DialTurned,
     EvalDone,
     Handlers,
     Issued,
@@ -109,6 +110,7 @@ class Meter:
     environment in it, by collector, as far as segments say so and there are not too many to write down.
     ``busy_s(now_s)`` is the time that all collectors together were at work since the last round ended;
     ``system(now_s)`` reads the machine's figures. ``pauses_for_eval``: training stands still meanwhile.
+    ``dial`` is k as it was chosen.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class Meter:
         *,
         staleness_threshold: int = 0,
         pauses_for_eval: bool = True,
+        dial: int = 0,
         system: Callable[[float], Metrics] | None = None,
     ) -> None:
         self.metrics: Metrics = {}
@@ -128,6 +131,7 @@ class Meter:
         self.max_staleness = 0
         self._pace = pace
         self._busy_s = busy_s
+        self._dial = dial
         self._system = system
         self._threshold = staleness_threshold
         self._pauses_for_eval = pauses_for_eval
@@ -162,6 +166,7 @@ class Meter:
             CollectorDown: self._collector_down,
             CollectorUp: self._collector_up,
             CollectorLeft: self._collector_left,
+            DialTurned: self._dial_turned,
             TrainStarted: self._train_started,
             RoundTrained: self._round_trained,
             Published: self._published,
@@ -170,6 +175,9 @@ class Meter:
             SnapshotTaken: self._snapshot_taken,
             Saved: self._saved,
         }
+
+    def _dial_turned(self, event: DialTurned, now_s: float) -> None:
+        self._dial = event.off_policy_degree
 
     # ------------------------------------------------------------ collecting
 
@@ -212,7 +220,7 @@ class Meter:
         totals.answers_timeout += errors.count(TIMEOUT)
         totals.answers_failed += len(errors) - errors.count("") - errors.count(TIMEOUT)
         is_late = TIMEOUT in errors or "timeout" in ends or "cut" in ends
-        if is_late and self._pace.degree == 0 and totals.lockstep_until < 0:
+        if is_late and self._dial == 0 and totals.lockstep_until < 0:
             totals.lockstep_until = self._pace.version
 
     def _dropped(self, event: SegmentDropped, now_s: float) -> None:

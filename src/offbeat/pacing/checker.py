@@ -94,6 +94,8 @@ class InvariantChecker:
 
     def __post_init__(self) -> None:
         self.members = self.members or list(range(self.config.num_collectors))
+        if not self.has_resumed:
+            self.eval_points += self.config.eval_at_start
 
     # ------------------------------------------------------------ collectors
 

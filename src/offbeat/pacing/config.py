@@ -52,6 +52,7 @@ class PaceConfig:
     straggler_policy: Literal["wait", "cut"] = "wait"
     publish_interval: int = 1
     eval_interval: int | None = None
+    eval_at_start: bool = False
     eval_at_end: bool = False
     async_eval: bool = False
     checkpoint_interval: int | None = None

@@ -91,7 +91,8 @@ class Coordinator:
         self.eval_skipped = 0
         self._evaluating: int | None = None
         self._newest_evaluated: int | None = None
-        self._eval_due = False  # of the newest version that asked for one and did not get it yet
+        # Of the newest version that asked for one and did not get it yet.
+        self._eval_due = config.eval_at_start
         self._gates = GatesSet(collect=False, until=0) if config.stepwise else GatesSet()
         self._checkpointed = 0
         self._checkpointed_at_s = math.inf

@@ -153,6 +153,8 @@ def draw_schedule(seed: int) -> Schedule:
     )
     schedule = _with_opening(schedule, Random(f"opening of {seed}"))
     schedule = _with_driver(schedule, Random(f"gates of {seed}"), length_s)
+    evaluates = Random(f"first evaluation of {seed}").random() < 0.2
+    schedule = replace(schedule, config=replace(schedule.config, eval_at_start=evaluates))
     rng = Random(f"preset of {seed}")
     has_preset = rng.random() < 0.1 and not schedule.config.stepwise and config.mode == "stream"
     return with_preset(schedule, rng.choice(PRESETS)) if has_preset else schedule

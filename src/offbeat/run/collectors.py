@@ -23,7 +23,7 @@ from offbeat.pacing.events import (
     RoundTrained,
     SegmentArrived,
 )
-from offbeat.run.waits import Wait, Waits
+from offbeat.run.waits import STARTING, Wait, Waits
 from offbeat.runtime.spec import CollectorState
 from offbeat.types import RemoteData
 
@@ -111,7 +111,7 @@ class Collectors:
         self._start, self._kill, self._version = start, kill, version
         self._working_s, self._clock = working_s, clock
         self._start_limit_s = start_limit_s  # infinite where a late start would only end the run
-        self._phase = "starting"  # of the run; not of one whose collectors are replaced
+        self._phase = STARTING  # of the run; not of one whose collectors are replaced
         self._saves = saves
         self._window_s = 0.0
         self._lost_at_s: deque[float] = deque()

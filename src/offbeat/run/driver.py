@@ -77,7 +77,7 @@ from offbeat.run.begun import BegunWork
 from offbeat.run.collectors import Collectors
 from offbeat.run.parts import RunParts, StartPoint
 from offbeat.run.saving import Saving
-from offbeat.run.waits import Wait, Waits, describe_stall
+from offbeat.run.waits import STARTING, Wait, Waits, describe_stall
 from offbeat.run.writing import Writer
 from offbeat.runtime.base import Runtime
 from offbeat.runtime.spec import CollectorState, RunSpec
@@ -134,6 +134,7 @@ class Driver:
             self.collectors.busy_s,
             staleness_threshold=settings.async_training.staleness_threshold,
             pauses_for_eval=not settings.async_training.enable_async_eval,
+            dial=settings.async_training.off_policy_degree,
             system=system or (lambda now_s: monitor.read(now_s, lambda: runtime.pids().values())),
         )
         self.begun = BegunWork(self.collectors.rows, spec.saves)
@@ -241,6 +242,11 @@ class Driver:
         warm_up = self.pace.warm_up()
         phase = "collecting" if warm_up is None else "warm-up: {} of {} segments".format(*warm_up)
         return ": ".join([phase, *sorted(set(reports))])
+
+    def start_phase(self) -> str:
+        """Return the phase until the roles have started, from any thread."""
+        report = self._runtime.progress.get("learner", "")
+        return f"{STARTING}: {report}" if report else STARTING
 
     def start(self, point: StartPoint) -> None:
         """Start the roles, restore them when resuming, and perform the first actions."""
@@ -569,7 +575,9 @@ class Driver:
             limit_s,
             "async_training.sync_timeout",
         )
-        self.waits.begin(Wait(*row, partial(self._stall, headline, explain=False)), self.clock())
+        expire = partial(self._stall, headline, explain=False)
+        phase = STARTING if self.pace.published < 0 else ""
+        self.waits.begin(Wait(*row, expire, phase), self.clock())
         self._runtime.publish(version)
 
     def _evaluate(self, version: int) -> None:

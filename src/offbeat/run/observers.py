@@ -50,7 +50,7 @@ def attach(
     dial, is_parallel = settings.async_training.off_policy_degree, settings.runtime.kind != "inline"
     driver.observe(Advisor(dial, driver.faults.append, is_parallel=is_parallel).handlers())
     driver.observe(hooks.handlers(), close=console.close, flush=partial(console.refresh, driver.phase))
-    console.open(point.version if point.resumed else None)
+    console.open(point.version if point.resumed else None, driver.start_phase)
 
 
 def _attach_files(

@@ -75,7 +75,7 @@ class Result(Report):
     """Outcome of a run and its policy: ``result.policy.act(obs)``. `Report` describes the rest.
 
     ``digest`` is empty for a learner without a state that can be saved; ``interrupted``: by a signal;
-    ``has_evaluator``: its algorithm can be evaluated.
+    ``has_evaluator``: its algorithm can be evaluated; ``has_envs``: there are episodes to watch.
     """
 
     digest: str
@@ -83,6 +83,7 @@ class Result(Report):
     policy: Policy
     interrupted: bool
     has_evaluator: bool = True
+    has_envs: bool = True
 
     @property
     def rounds(self) -> int:
@@ -261,6 +262,7 @@ def result_of(prepared: PreparedRun, report: Report, signals: Sequence[str]) -> 
         policy=roles.policy(report.weights),
         interrupted=bool(signals),
         has_evaluator=roles.evaluate is not None,
+        has_envs=prepared.config.algorithm.has_envs,
     )
 
 

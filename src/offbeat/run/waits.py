@@ -11,6 +11,8 @@ from collections.abc import Callable, Hashable, KeysView, Mapping, Sequence
 from typing import Any, NamedTuple
 
 _SUSPENDED_S = 2.0
+STARTING = "starting"
+"""The phase of a run until its roles are there."""
 Text = str | Callable[[], str]
 """A text, or a function that returns it when the row is read."""
 

@@ -45,7 +45,7 @@ class LearnerExecutor:
 
     ``send_weights`` returns the number of bytes that it copied. ``by_reference``: collectors get the very
     objects that the learner publishes. ``copies`` keeps the memory of snapshots, of which one at a time is in
-    use; None: each has its own.
+    use; None: each has its own. ``progress`` holds its newest report.
     """
 
     def __init__(
@@ -99,7 +99,8 @@ class LearnerExecutor:
             self._post(Broken(alias))
             return
         try:
-            weights = on_cpu(published(self._learner))
+            with keep_progress(self.progress, "learner"):
+                weights = on_cpu(published(self._learner))
             num_bytes = self._send_weights(version, weights)
         except Exception:
             self._post(PublishFailed(version, _trace()))
@@ -137,7 +138,10 @@ class LearnerExecutor:
 
         Posts that there is nothing to save, where that is so.
         """
-        with contextlib.suppress(Exception):  # a snapshot says what is wrong, with its state or its weights
+        with (
+            keep_progress(self.progress, "learner"),
+            contextlib.suppress(Exception),  # a snapshot says what is wrong, with its state or its weights
+        ):
             state = state_of(self._learner)
             if state is None:
                 self._post(LearnerStateless())
@@ -309,7 +313,8 @@ class LocalRuntime(ABC):
     @property
     def progress(self) -> Mapping[str, str]:
         """Newest reports of the learner, the evaluator and the collectors."""
-        return self._executor.progress | self._eval_progress | self._collect_progress
+        of_learner = self._executor.progress if hasattr(self, "_executor") else {}
+        return of_learner | self._eval_progress | self._collect_progress
 
 
 def on_cpu(tree: Any, *, copy: bool = False) -> Any:

@@ -48,6 +48,7 @@ from offbeat.runtime.ray_actors import (
     LearnerActor,
     ProcessEnv,
     SegmentStoreActor,
+    Sign,
     Started,
 )
 from offbeat.runtime.ray_cluster import (
@@ -89,6 +90,7 @@ class RayRuntime:
         self._collectors = CollectorActors(self._events, self._then, self._end, self._store_down)
         self._jobs: deque[tuple[str, tuple[Any, ...], Callable[[list[Any]], None]]] = deque()
         self._is_busy = False
+        self._report_of_learner = ""
         self._training = Batch(0, (), 0)
         self._evaluator: ActorRef | None = None
         self._evaluating: int | None = None
@@ -123,7 +125,10 @@ class RayRuntime:
         self._collectors.keep_with(self._store or self._learner, spec.sync_timeout_s, self._node_id)
         for collector, start in collectors.items():
             self.start_collector(collector, start)
-        self._wait_for_learner()
+        self._await_learner(lambda: self._learner.is_up)
+        if spec.saves:  # a job, since it may take long, such as a warm-up, which `start_timeout_s` is not for
+            self._submit("prepare")
+            self._await_learner(lambda: not self._is_busy)
 
     def _make(self, component: str, kind: type[Actor], name: str, payload: Any) -> ActorRef:
         """Make an actor; it reports when its role is made."""
@@ -155,8 +160,8 @@ class RayRuntime:
         if future.exception() is None:
             actor.start_timeout_s += _RANK_WAITS * self._spec.start_timeout_s
 
-    def _wait_for_learner(self) -> None:
-        while not self._learner.is_up:
+    def _await_learner(self, is_done: Callable[[], bool]) -> None:
+        while not is_done():
             self._listen(_LOOK_EVERY_S)
             for event in self._events:
                 if isinstance(event, Broken):
@@ -200,8 +205,8 @@ class RayRuntime:
 
     @property
     def progress(self) -> Mapping[str, str]:
-        """No reports: learner and evaluator are actors, which answer only when their work is done."""
-        return {}
+        """The learner's newest report, as of its last sign of life."""
+        return {"learner": self._report_of_learner}
 
     def close(self, at_once: bool = False) -> None:
         """End all actors, and the Ray that was started for them."""
@@ -494,7 +499,10 @@ class RayRuntime:
         actor.is_polled, actor.answered_s = False, time.monotonic()
         actor.num_pings += 1
         if (error := future.exception()) is None:
-            actor.worked_s = future.result()
+            sign: Sign = future.result()
+            actor.worked_s = sign.working_s
+            if actor is self._learner:
+                self._report_of_learner = sign.progress
         elif not actor.is_gone:
             self._down(actor, how_it_ended(actor, error))
 

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -95,6 +95,13 @@ class Started:
     is_wide: bool = False
 
 
+class Sign(NamedTuple):
+    """A sign of life: how long a collector's piece of work lasts already, and the role's newest report."""
+
+    working_s: float | None = None
+    progress: str = ""
+
+
 class Actor:
     """Base of all actors: a start, a sign of life, and stacks."""
 
@@ -126,9 +133,9 @@ class Actor:
         """Make the role from what the driver sent."""
         raise NotImplementedError
 
-    def ping(self) -> float | None:
-        """Answer beside whatever the role does: seconds that a collector's piece of work lasts already."""
-        return None
+    def ping(self) -> Sign:
+        """Answer beside whatever the role does."""
+        return Sign()
 
     def stack(self) -> str:
         """Return the stacks of this process's threads, without those of Ray."""
@@ -247,9 +254,9 @@ class CollectorActor(Actor):
 
         threading.Thread(target=run, name="collector", daemon=True).start()
 
-    def ping(self) -> float | None:
-        """Return how long the piece of work at hand lasts already."""
-        return seconds_since(self._inbox.since[0])
+    def ping(self) -> Sign:
+        """Tell how long the piece of work at hand lasts already."""
+        return Sign(working_s=seconds_since(self._inbox.since[0]))
 
     def tell(self, messages: Sequence[Message], sent: Sequence[Any]) -> None:
         """Pass messages to the collector, with weights that are newer than those before, if there are any."""
@@ -356,8 +363,14 @@ class LearnerActor(SegmentStoreActor):
             launcher, host = RayRankLauncher(spec, placements, self._env), ray.util.get_node_ip_address()
         learner = spec.make_learner(state, launcher=launcher, host=host)
         self._executor = LearnerExecutor(learner, self._put_weights, self._events.append)
-        if spec.saves:
-            self._executor.prepare()
+
+    def prepare(self) -> Outcome:
+        """Do what the learner does before its first round."""
+        return self._do(self._executor.prepare)
+
+    def ping(self) -> Sign:
+        """Tell how far the learner is; it is made when this is asked for."""
+        return Sign(progress=self._executor.progress.get("learner", "") if hasattr(self, "_executor") else "")
 
     def pids(self) -> dict[str, int]:
         """The other ranks on this machine."""

@@ -310,7 +310,8 @@ def advance_puct(
         return bad
     for tree in range(logits.shape[0]):
         for action in range(logits.shape[1]):
-            edges[tree, step, SHARE, action] = edges[tree, step, PRIOR, action]
+            is_legal = logits[tree, action] > -_INF
+            edges[tree, step, SHARE, action] = edges[tree, step, PRIOR, action] if is_legal else -_INF
     factor, least = np.float32(discount), np.float32(delta)
     _back_up_puct(edges, links, counts, nodes, bounds, step, factor)
     if step + 1 < edges.shape[1]:

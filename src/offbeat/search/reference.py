@@ -285,7 +285,7 @@ def advance_puct(
     if (bad := _find_bad(trees, logits, values, rewards)) >= 0:
         return bad
     _open_leaf(forest, trees, step, logits, values, rewards)
-    edges[trees, step, SHARE] = edges[trees, step, PRIOR]
+    edges[trees, step, SHARE] = np.where(logits[trees] > -np.inf, edges[trees, step, PRIOR], -np.inf)
     factor = np.float32(discount)
     _back_up_puct(forest, trees, step, factor)
     if step + 1 < edges.shape[1]:

@@ -130,7 +130,7 @@ class Trees:
         """Start a search at roots with these ``logits`` ``[B, A]`` and ``values`` ``[B]``.
 
         ``seeds`` ``[B]`` (uint64) break ties. Illegal actions (``legal`` ``[B, A]`` False, or logits of -inf)
-        are never tried at the root; below it all actions are. ``noise`` ``[B, A]`` comes from `draw_noise`;
+        are never tried; below the root their logits say so. ``noise`` ``[B, A]`` comes from `draw_noise`;
         without it the search explores no more than its rule does.
         """
         self._has_begun = False

@@ -30,7 +30,7 @@ from offbeat.types import Array, Batch, Metrics, StateTree
 class GRPOLearner:
     """Owns the language model, its optimizer, and what some losses need: value head, reference model.
 
-    New weights come from (run seed, "init").
+    New weights come from (run seed, "init"). They are warmed up when they are asked for first.
     """
 
     def __init__(self, config: GRPOConfig, task: Task, shape: Shape, *, seed: int) -> None:
@@ -98,7 +98,13 @@ class GRPOLearner:
         is_decoupled = config.correction.proximal == "round_start"
         taxes = config.kl.coef > 0 and config.kl.place == "reward"
         needs_proximal = is_decoupled and (config.gradient_steps > 1 or taxes)
-        if self._head is None and self._reference is None and not needs_proximal:
+        wanted = {
+            "proximal": needs_proximal,
+            "values": self._head is not None,
+            "reference": self._reference is not None,
+        }
+        samples.add(name for name, is_wanted in wanted.items() if is_wanted)
+        if not any(wanted.values()):
             return
         for part in samples.parts(np.arange(len(samples.sizes))):
             if self._head is not None or needs_proximal:
@@ -116,7 +122,7 @@ class GRPOLearner:
         """Take one optimizer step on some responses; return statistics of tokens, and of the step."""
         sizes = samples.sizes[responses]
         weights = aggregation_weights(sizes, self._config.choices.aggregation, longest=self._longest)
-        samples.own.setdefault("weights", np.zeros(len(samples.own["behaviour"]), np.float32))
+        samples.add(["weights"])
         samples.own["weights"][np.repeat(_is_among(responses, len(samples.sizes)), samples.sizes)] = weights
         found, losses = [], []
         for part in samples.parts(responses):
@@ -216,9 +222,15 @@ class GRPOLearner:
         return {name: weight.numpy().copy() for name, weight in self._model.weights().items()}
 
     def state_dict(self) -> StateTree:
-        """Return weights and optimizer, and those of value head and reference model."""
-        self._warm_up()
-        state = {"weights": self._model.weights(), "optimizer": self._optimizer.state_dict()}
+        """Return weights and optimizer, and those of value head and reference model.
+
+        It warms nothing up: it is asked for before a saved state is loaded, too.
+        """
+        state: dict[str, Any] = {
+            "weights": self._model.weights(),
+            "optimizer": self._optimizer.state_dict(),
+            "is_warm": self._is_warm,
+        }
         if self._head is not None:
             state["value_head"] = dict(self._head.state_dict())
         if self._reference is not None and self._config.kl.reference is None:
@@ -227,7 +239,7 @@ class GRPOLearner:
 
     def load_state_dict(self, state: StateTree) -> None:
         """Continue from a saved state."""
-        self._is_warm = True
+        self._is_warm = state.get("is_warm", True)
         self._model.set_weights(_tensors(state["weights"]))
         self._optimizer.load_state_dict(state["optimizer"])
         if self._head is not None:

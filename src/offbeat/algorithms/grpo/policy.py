@@ -13,6 +13,7 @@ from offbeat.llm.model import Decoder
 from offbeat.llm.requests import Request
 from offbeat.llm.shape import Shape
 from offbeat.llm.tasks import Task
+from offbeat.llm.tasks.base import stop_ids_of
 from offbeat.types import Array
 
 _SLOTS = 8
@@ -28,13 +29,14 @@ class TextPolicy:
         self._seed, self._num_asked = seed, 0
 
     def act(self, obs: Array, *, deterministic: bool = True) -> Array:
-        """Return the response ``[M]`` to a prompt ``[N]``, both as token ids."""
+        """Return the response ``[M]`` to a prompt ``[N]`` as token ids: its first turn, without tools."""
         self._num_asked += 1
         request = Request(
             key=self._num_asked,
             prompt=tuple(int(token) for token in obs),
             max_new_tokens=self._task.max_new_tokens,
             temperature=0.0 if deterministic else 1.0,
+            stop_ids=stop_ids_of(self._task),
             seed=self._seed + self._num_asked,
         )
         return np.asarray(self._engine.generate([request])[0].tokens)

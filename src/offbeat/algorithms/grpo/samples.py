@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -147,7 +147,10 @@ class Samples:
         """Return an array of the round at the tokens of a micro-batch."""
         return torch.from_numpy(self.own[name])[part.index]
 
+    def add(self, names: Iterable[str]) -> None:
+        """Add arrays of the round, 0 for all tokens."""
+        self.own |= {name: np.zeros(len(self.own["behaviour"]), np.float32) for name in names}
+
     def store(self, name: str, part: Part, values: Tensor) -> None:
         """Keep values ``[M]`` for the tokens of a micro-batch."""
-        whole = self.own.setdefault(name, np.zeros(len(self.own["behaviour"]), np.float32))
-        whole[part.index.numpy()] = values.numpy()
+        self.own[name][part.index.numpy()] = values.numpy()

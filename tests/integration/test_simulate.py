@@ -41,12 +41,14 @@ def find(kind: str, text: str = "", make: MakePace = Coordinator, schedules: int
 # ---------------------------------------------------------------- the promises hold
 
 
-def test_random_schedules_hold_and_nothing_is_left_untried() -> None:
-    report = run_many(1500, seed=1)
+@pytest.mark.parametrize("schedules", [500, pytest.param(5000, marks=pytest.mark.slow)])
+def test_random_schedules_hold_and_nothing_is_left_untried(schedules: int) -> None:
+    report = run_many(schedules, seed=1)
     assert report.failures == []
     assert report.holds
-    untried = [name for name, count in report.as_dict().items() if count == 0]
-    assert sorted(untried) == sorted([*KINDS, "dropped"])
+    untried = {name for name, count in report.as_dict().items() if count == 0}
+    rare = {"late"} if schedules < 5000 else set()  # what presets train at any age
+    assert untried - rare == {*KINDS, "dropped"}
 
 
 def test_schedules_are_as_wild_as_promised() -> None:

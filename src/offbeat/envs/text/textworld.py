@@ -1,0 +1,196 @@
+"""Games that TextWorld generates on the spot, kept in a cache folder; imports textworld.
+
+The cooking family is a challenge of TextWorld's own (https://arxiv.org/abs/1806.11532): fetch what a recipe
+asks for, cut and cook each as it says, prepare the meal and eat it. The recipe is the goal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from offbeat.envs.text.game import Scene
+from offbeat.errors import ConfigError, EnvError
+
+_SPLITS = ("train", "valid", "test")
+"""TextWorld's sets of food: what is in ``test`` and not in ``train`` has names that occur there only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cooking:
+    """Cooking games: ``rooms`` is 1, 6, 9 or 12; recipes have 1 to ``most_ingredients``, by seed in turn."""
+
+    rooms: int
+    most_ingredients: int = 2
+
+    def compile(self, folder: Path, seed: int, part: int) -> Path:
+        """Generate and compile a game, about 3 CPU-seconds."""
+        from textworld import GameOptions
+        from textworld.challenges.tw_cooking import cooking
+        from textworld.generator import compile_game
+
+        options = GameOptions()
+        options.seeds = seed
+        options.path = str(folder / "game.z8")
+        options.force_recompile = True
+        count = 1 + seed % self.most_ingredients
+        settings: dict[str, Any] = {"recipe": count, "take": count, "go": self.rooms, "split": _SPLITS[part]}
+        settings |= {"open": False, "cook": True, "cut": True, "drop": False, "recipe_seed": 0}
+        return Path(compile_game(cooking.make(settings, options), options))
+
+
+class TextWorldGame:
+    """A compiled game of TextWorld. A state is the commands since the start, which restoring plays again."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name = name
+        with _quiet():
+            self._env = _textworld().start(str(path), request_infos=_infos())
+            self._state = self._env.reset()
+        self.max_score = float(self._state.max_score)
+        self._goal = _read_goal(self._state)
+        self._commands: list[str] = []
+        self._is_done = False
+
+    def start(self) -> Scene:
+        """Begin anew."""
+        self._state, self._commands, self._is_done = self._env.reset(), [], False
+        return self.scene()
+
+    def step(self, command: str) -> Scene:
+        """Carry a command out."""
+        command = " ".join(command.split())
+        if not self._is_done and command:
+            self._state, _, self._is_done = self._env.step(command)
+            self._commands.append(command)
+        return self.scene()
+
+    def scene(self) -> Scene:
+        """Return the present scene."""
+        room, inventory = _clean(self._state.description), _clean(self._state.inventory)
+        text = "\n".join((room, inventory, *self.actions()))
+        key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        score = float(self._state.score)
+        answer = _clean(self._state.feedback if self._commands else self._state.objective)
+        return Scene(answer, room, inventory, self._goal, score, self._is_done, key)
+
+    def actions(self) -> Sequence[str]:
+        """Return TextWorld's admissible commands without those that only look."""
+        if self._is_done:
+            return ()
+        found = sorted(self._state.admissible_commands)
+        return tuple(one for one in found if one.split()[0] not in ("look", "inventory", "examine"))
+
+    def expert(self) -> str | None:
+        """Return the next command of TextWorld's policy; None when the game is over, or lost."""
+        commands = self._state.policy_commands
+        return commands[0] if commands and not self._is_done else None
+
+    def save(self) -> bytes:
+        """Return the commands since the start, and the last text."""
+        return json.dumps({"commands": self._commands, "text": _clean(self._state.feedback)}).encode()
+
+    def restore(self, state: bytes) -> None:
+        """Play the commands of a saved state again; EnvError when they lead to another text."""
+        try:
+            kept = json.loads(state)
+            commands, text = [str(one) for one in kept["commands"]], kept["text"]
+        except (ValueError, KeyError, TypeError):
+            raise EnvError(f"a state of {self.name} was expected: restore what it saved") from None
+        known = len(self._commands)
+        if commands[:known] != self._commands or (self._is_done and len(commands) > known):
+            self.start()
+            known = 0
+        for command in commands[known:]:
+            self.step(command)
+        if _clean(self._state.feedback) != text or self._commands != commands:
+            raise EnvError(
+                f"{self.name} says another text after the same {len(commands)} commands: "
+                "it was generated by another version of TextWorld, or the state is of another game"
+            )
+
+    def close(self) -> None:
+        """Free the interpreter."""
+        self._env.close()
+
+
+def make_cooking(kind: Cooking, name: str, seed: int, part: int) -> TextWorldGame:
+    """Make a game of a family, generated unless the cache has it."""
+    return TextWorldGame(name, _cached(kind, name, seed, part))
+
+
+def cache_folder() -> Path:
+    """Return where generated games are kept: ``OFFBEAT_CACHE`` or ``~/.cache/offbeat``."""
+    root = os.environ.get("OFFBEAT_CACHE") or str(Path.home() / ".cache" / "offbeat")
+    return Path(root) / "textworld"
+
+
+def _cached(kind: Cooking, name: str, seed: int, part: int) -> Path:
+    """Return the compiled game; several processes may make the same one, the files of one of them stay."""
+    place = cache_folder() / f"{name.replace(':', '-')}-{_textworld().__version__}"
+    if not (place / "game.z8").exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place.parent) as made:
+            with _quiet():
+                kind.compile(Path(made), seed, part)
+            with contextlib.suppress(OSError):  # another process was first
+                os.rename(made, place)
+            os.makedirs(made, exist_ok=True)
+    return place / "game.z8"
+
+
+def _textworld() -> Any:
+    try:
+        import textworld
+    except ImportError:
+        raise ConfigError("this family needs the package textworld: pip install 'offbeat[text]'") from None
+    return textworld
+
+
+def _infos() -> Any:
+    return _textworld().EnvInfos(
+        feedback=True,
+        description=True,
+        inventory=True,
+        objective=True,
+        admissible_commands=True,
+        policy_commands=True,
+        score=True,
+        max_score=True,
+        game=True,
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what TextWorld and its compiler print out of the output."""
+    import warnings
+
+    with warnings.catch_warnings(), contextlib.redirect_stdout(open(os.devnull, "w")):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _read_goal(state: Any) -> str:
+    """Return the recipe on one line, from the cookbook's description; the objective where there is none."""
+    for info in state.game.infos.values():
+        if info.name == "cookbook" and info.desc:
+            ingredients, _, directions = info.desc.partition("Ingredients:")[2].partition("Directions:")
+            parts = [
+                ", ".join(line.strip() for line in part.split("\n") if line.strip())
+                for part in (ingredients, directions)
+            ]
+            return f"Ingredients: {parts[0]}. Directions: {parts[1]}, eat meal."
+    return _clean(state.objective)
+
+
+def _clean(text: str | None) -> str:
+    """Return a text without the prompt at its end and with single blanks."""
+    return " ".join((text or "").strip().removesuffix(">").split())
