@@ -374,7 +374,7 @@ from offbeat.observe.console import Display
 from offbeat.run import observers
 
 class Early(Display):
-    def open(self, resumed_from=None):
+    def open(self, resumed_from=None, phase=None):
         print("opened", "torch" in sys.modules)
 
     def on_start(self, info):

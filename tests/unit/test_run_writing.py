@@ -261,7 +261,7 @@ def test_no_checkpoint_holds_the_memory_of_the_next(tmp_path: Path, monkeypatch:
     with slow_files(monkeypatch):
         run.start()
         step_until(run, lambda: run.driver.finished)
-    assert len(seen) > 3 and run.of(SaveSkipped)
+    assert len(seen) > 1 and run.of(SaveSkipped)
     for version, parts in seen.items():
         assert np.unique(parts["learner"]["w"]).tolist() == [version]
     run.driver.close(None)
