@@ -248,10 +248,12 @@ def test_whatever_a_task_returns_fails_its_response_alone(task: Letters, error: 
 
 @pytest.mark.parametrize("kind", ["reward", "tool"])
 def test_failures_in_a_row_end_it_with_the_last_traceback(kind: str) -> None:
-    def answer(dialogue: object) -> str:
+    async def broken(dialogue: object) -> Turn:
         raise RuntimeError("the tool is broken")
 
-    task = Letters(reward=raises) if kind == "reward" else Talks(answer=answer)
+    task = Letters(reward=raises) if kind == "reward" else Talks()
+    if isinstance(task, Talks):
+        task.step = broken  # type: ignore[method-assign]
     desk = Desk(task, max_failures=5)
     desk.begin(16)
     with pytest.raises(TaskError, match=r"5 .* in a row have failed.*(?s:.)*Traceback(?s:.)*Error"):

@@ -36,6 +36,8 @@ class Reverse:
     Example: the prompt ``x7Qb=`` has the answer ``bQ7x``; the response ``bQ77`` has reward 0.75.
     """
 
+    is_quick = True
+
     def __init__(self, sigma: float = 1.0, mean: float = 60.0, limit: int = 480) -> None:
         if not 0.0 <= sigma <= 2.0:
             raise ConfigError(f"env.kwargs.sigma is {sigma}: it must be 0 to 2")
