@@ -20,7 +20,7 @@ class CollectError(OffbeatError):
 
 
 class TaskError(OffbeatError):
-    """What belongs to a task, such as its rewards, failed too often: trying further is no use."""
+    """Parts of a task, such as its rewards, failed too often: trying further is no use."""
 
 
 class TrainError(OffbeatError):

@@ -89,7 +89,7 @@ TIMEOUT = "timeout"
 
 
 class Answer(NamedTuple):
-    """What a piece got from outside: the answer of a tool or an environment, or its reward.
+    """Input of a piece from outside: the answer of a tool or an environment, or its reward.
 
     ``turn`` counts the answers of a piece from 0. ``value`` is a text or a number; it is None where there is
     none, and ``error`` then says why: `TIMEOUT`, or what went wrong. A replay takes it as it was recorded.

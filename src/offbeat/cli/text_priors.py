@@ -63,7 +63,7 @@ def pretrain(
 
 
 class Advice:
-    """What a model holds of the valid actions, for a person who plays."""
+    """A model's probabilities of the valid actions, for a person who plays."""
 
     def __init__(self, folder: Path) -> None:
         from offbeat.algorithms.priorzero.priors import read_prior

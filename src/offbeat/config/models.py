@@ -275,7 +275,7 @@ class PresetConfig(Section):
 
     @property
     def implied(self) -> dict[str, int]:
-        """What the preset sets of its neighbours in ``async_training``."""
+        """Return the values that the preset gives its neighbours in ``async_training``."""
         degree = 1 if self.name == "one_step_off" else math.ceil(self.rounds_ahead) - 1
         return {
             "off_policy_degree": degree,

@@ -62,7 +62,7 @@ class EngineConfig(Section):
 
 
 class RewardConfig(Section):
-    """How responses are rewarded."""
+    """Rewards of responses."""
 
     function: str | None = Field(
         default=None,
@@ -81,7 +81,7 @@ class RewardConfig(Section):
 
 
 class ToolConfig(Section):
-    """How turns of the model are answered."""
+    """Answers to turns of the model."""
 
     timeout_s: float = Field(
         default=30.0, gt=0, description="A tool that takes longer is given up, and its response left out."

@@ -108,7 +108,7 @@ class Samples:
         self.own["advantages"] = found
 
     def _kl_penalties(self) -> Floats:
-        """What the reference model takes off the reward of each token."""
+        """Return the penalty that the reference model takes off each token's reward."""
         kl = self._config.kl
         if kl.coef == 0 or kl.place == "loss":
             return np.zeros(len(self.own["behaviour"]), np.float32)

@@ -40,7 +40,7 @@ _WARMUP_SHARE, _LAST_LR = 0.05, 0.05
 
 @dataclass(frozen=True, slots=True)
 class PretrainConfig:
-    """What to learn from, and how.
+    """Settings of pretraining.
 
     ``games`` are the first seeds of the family's ``pretrain`` set, ``checks`` the last ones, which stop the
     training: after ``patience`` looks in a row without a better log-prob the best weights are kept.

@@ -26,7 +26,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """How games are played for transcripts.
+    """Settings of play for transcripts.
 
     The expert moves, except for a share ``random_moves`` of valid actions drawn at random: states that only
     a mistake leads to are seen, too. A game is played ``plays`` times, for at most ``limit`` times as many

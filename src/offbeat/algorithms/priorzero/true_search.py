@@ -41,7 +41,7 @@ class TrueSearchConfig:
 
 
 class Player(NamedTuple):
-    """Who plays: a prior, and a seed of its own randomness. ``searches`` False plays the prior by itself.
+    """A player: a prior, and a seed of its own randomness. ``searches`` False plays the prior by itself.
 
     ``repeats`` False, without search, leaves out what was done before in the same view, unless all was.
     """

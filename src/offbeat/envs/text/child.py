@@ -21,7 +21,7 @@ from offbeat.errors import ConfigError, OffbeatError
 
 
 class About(NamedTuple):
-    """What does not change about a game; ``md5``, ``finder`` and ``budget`` are empty without a finder."""
+    """Constants of a game; ``md5``, ``finder`` and ``budget`` are empty without a finder."""
 
     name: str
     max_score: float

@@ -50,7 +50,7 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What is in view: names of things, which of them are held, and the text."""
+    """Things in view: names of things, which of them are held, and the text."""
 
     things: tuple[str, ...]
     held: tuple[str, ...]

@@ -26,7 +26,7 @@ _TIMED = 0x02
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where things are in memory; ``entry`` bytes for each object, ``attributes`` of them first."""
+    """Layout of the memory; ``entry`` bytes for each object, ``attributes`` of them first."""
 
     version: int
     objects: int

@@ -145,7 +145,7 @@ def _parse(record: Any) -> Entry | None:
 
 @dataclass(slots=True)
 class ActionCounts:
-    """What happened to requests for valid actions; ``num_cut`` and ``num_left`` count actions not offered."""
+    """Counts of requests for valid actions; ``num_cut`` and ``num_left`` count actions not offered."""
 
     num_asked: int = 0
     num_hits: int = 0

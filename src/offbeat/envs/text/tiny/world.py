@@ -16,7 +16,7 @@ _OPENS = {tool.noun: tool.opens for tool in TOOLS}
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large the worlds are. The defaults are those of the family, and were fixed before it was used.
+    """Sizes of the worlds. The defaults are those of the family, and were fixed before it was used.
 
     ``rooms`` are those without the hall, ``extra_ways`` connect them beyond a tree, ``tools_per_room`` and
     ``trinkets_per_room`` (which are good for nothing) lie in them. ``closed`` counts what tools open, with
